@@ -17,6 +17,7 @@ from benchsuite.gate.environment import PinnedLayer
 from benchsuite.gate.figures import record_origin
 from benchsuite.gate.processes import held_signals, run_group
 from benchsuite.gate.record import GateError, Record
+from benchsuite.gate.sources import folders_on_path, own_packages
 from benchsuite.machine.provenance import environment, git
 
 LONGEST = 3600
@@ -42,7 +43,8 @@ class Launcher:
     """Runs ``pytest`` with ``arguments`` in ``folder``, each launch in a new process.
 
     ``pairs``: how many pairs a launch times at least. ``path``: folders, relative to the top of the measured checkout,
-    that go to the front of Python's path. ``names``: the files, tests and modules among the arguments; those that the
+    that go to the front of Python's path; None: the top, those that hold the modules of installed plugins, and those
+    that are on this process's path. ``names``: the files, tests and modules among the arguments; those that the
     base turns out to lack are left out of its launches, and listed in ``lacking``. ``layers``: packages of the base and
     of this checkout that go before those that are installed. GateError with the reason if a launch or one
     of its tests fails.
@@ -53,7 +55,7 @@ class Launcher:
     arguments: Sequence[str]
     folder: Path
     pairs: int
-    path: Sequence[str] = (".",)
+    path: Sequence[str] | None = None
     names: Sequence[str] = ()
     layers: tuple[PinnedLayer, PinnedLayer] = (PinnedLayer(), PinnedLayer())
     lacking: list[str] = field(default_factory=list)
@@ -77,15 +79,7 @@ class Launcher:
             given += ["--gate-launches=1", f"--gate-plant={plant}", "--color=no"]
             arguments = self._arguments_of_base() if checkout else self.arguments
             command = [sys.executable, "-m", "pytest", *arguments, "-q", "-p", "no:cacheprovider", *given]
-            variables = environment()
-            variables.pop("PYTEST_ADDOPTS", None)
-            ahead = [str((top / part).resolve()) for part in self.path]
-            layer = self.layers[0 if checkout else 1].folder
-            installed = [str(layer)] if layer else []
-            inherited = filter(None, [os.environ.get("PYTHONPATH")])
-            variables["PYTHONPATH"] = os.pathsep.join([*ahead, *installed, *inherited])
-            variables[OTHER] = str(root) if checkout else ""
-            variables[OWN] = os.pathsep.join([*ahead, str(top), str(top / "src"), *installed])
+            variables = self._variables(root, top, Path(temporary))
             try:
                 done = run_group(command, folder, variables, LONGEST)
             except subprocess.TimeoutExpired:
@@ -97,11 +91,7 @@ class Launcher:
                 if self._found_lacking(done.stdout + done.stderr, folders):
                     return self.measure(checkout, plant)
             if done.returncode or not file.exists():
-                which, said = "of the base" if checkout else "of this checkout", reason_in(done.stdout + done.stderr)
-                raise GateError(
-                    f"a launch {which} ended with {done.returncode}: {said}; to see all that it printed, run there: "
-                    f"pytest {' '.join(map(str, arguments))}"
-                )
+                raise GateError(_failed_launch("the base" if checkout else "this checkout", done, arguments))
             try:
                 return Record.load(file)
             except GateError as error:
@@ -111,6 +101,27 @@ class Launcher:
                     f"the base's launch was written by another specdec-bench, and cannot be read ({error}); "
                     "gate against a revision that has this one's format"
                 ) from None
+
+    def _variables(self, root: Path, top: Path, metadata: Path) -> dict[str, str]:
+        """The environment of a launch of ``top``; ``metadata``: a folder for what that side's packages register."""
+        packages = own_packages(root, top)
+        for package in packages:
+            package.write(metadata)
+        if self.path is None:
+            holding = [folder for package in packages for folder in package.folders]
+            parts = [top, *holding, *(top / part for part in folders_on_path(root))]
+        else:
+            parts = [top / part for part in self.path]
+        ahead = list(dict.fromkeys(str(part.resolve()) for part in parts))
+        layer = self.layers[0 if top != root else 1].folder
+        installed = [str(layer)] if layer else []
+        first, inherited = [str(metadata)] if packages else [], filter(None, [os.environ.get("PYTHONPATH")])
+        return {
+            **{name: text for name, text in environment().items() if name != "PYTEST_ADDOPTS"},
+            "PYTHONPATH": os.pathsep.join([*first, *ahead, *installed, *inherited]),
+            OTHER: str(root) if top != root else "",
+            OWN: os.pathsep.join([*ahead, str(top), str(top / "src"), *installed]),
+        }
 
     def _kept(self) -> list[str]:
         return list((Counter(self.names) - Counter(self.lacking)).elements())
@@ -136,6 +147,17 @@ class Launcher:
     def root(self) -> Path:
         """The top folder of the checkout that contains ``folder``."""
         return Path(git(self.folder, "rev-parse", "--show-toplevel") or self.folder).resolve()
+
+
+def _failed_launch(side: str, done: subprocess.CompletedProcess[str], arguments: Sequence[str]) -> str:
+    """Why a launch of a side made no record, in a line; of a usage error pytest says all there is."""
+    said = reason_in(done.stdout + done.stderr)
+    if done.returncode == USAGE_ERROR:
+        return f"a launch of {side} was refused: {said}"
+    return (
+        f"a launch of {side} ended with {done.returncode}: {said}; to see all that it printed, run there: "
+        f"pytest {' '.join(map(str, arguments))}"
+    )
 
 
 def reason_in(output: str) -> str:
@@ -201,6 +223,11 @@ def _git(folder: Path, *words: str) -> None:
         raise GateError(f"git {' '.join(words)} failed: {done.stderr.strip()}")
 
 
+def measures_base() -> bool:
+    """Whether this process is a launch of the base, which need not know every name that the run is given."""
+    return bool(os.environ.get(OTHER))
+
+
 def own_folders_first() -> None:
     """In a launch, put the folders of ``PYTHONPATH`` before all others again: for a test module of an installed package
     pytest puts the folder of all installed packages first. In any other run, do nothing."""
@@ -229,5 +256,6 @@ def refuse_foreign_modules() -> None:
         if foreign or installed:
             raise GateError(
                 f"a launch would measure other code than its checkout's: module {name!r} comes from {found}; list the "
-                "folders that hold your packages in --gate-path (or the ini key gate_path), for example src"
+                "folders that hold your packages in --gate-path (or the ini key gate_path), for example src; "
+                "without it they are looked for"
             )

@@ -106,7 +106,12 @@ OPTIONS = (
     ),
     Option("json", "", "write verdicts and figures to a file"),
     Option("export", "", f"write FORMAT=FILE; formats: {', '.join(FORMATS)}", many=True),
-    Option("path", ".", "folders of a revision's checkout that go on Python's path; with blanks between"),
+    Option(
+        "path",
+        "",
+        "folders of a revision's checkout that go on Python's path, with blanks between (default: the top, and where "
+        "this run has its plugins from)",
+    ),
     Option(
         "environment",
         "shared",
@@ -178,7 +183,7 @@ class Rules:
     order_seed: int | None
     json: Path | None
     exports: tuple[tuple[str, Path], ...]
-    path: tuple[str, ...]
+    path: tuple[str, ...] | None
     own_environment: bool
     update: bool
     dedicated: bool
@@ -238,7 +243,7 @@ def parse(given: Texts) -> Rules | None:
         order_seed=found["order-seed"],
         json=given.path("gate-json"),
         exports=exports,
-        path=tuple(found["path"].split()),
+        path=tuple(found["path"].split()) or None,
         own_environment=found["environment"] == "own",
         update=found["update"],
         dedicated=found["dedicated"],

@@ -64,6 +64,7 @@ class Trial:
             with ExitStack() as stack:
                 return self._findings(stack)
         except GateError as error:
+            self.say(f"ERROR: {error}")  # before any table
             return [_error(SUITE, str(error))]
 
     def _findings(self, stack: ExitStack) -> list[Finding]:
@@ -78,9 +79,7 @@ class Trial:
             checkout = stack.enter_context(worktree(self.launcher.root(), rules.base))
             sides = LiveSides(self.launcher, checkout, self.say, seed=rules.order_seed)
             self.order = {"seed": sides.seed, "ran": sides.ran}
-            base, head = sides.at_least(1)
-            if rules.own_environment:
-                self.head = head  # this process has measured with what is installed
+            base, self.head = sides.at_least(1)  # this process has measured what is installed
         found = {name: self._known(name, base) for name in self.wanted}
         compared = [name for name, one in found.items() if name in base.rows and one.verdict != GateVerdict.ERROR]
         timed: list[Finding] = []

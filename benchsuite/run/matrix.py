@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchsuite import values
 from benchsuite.measure.arms import Arm, PeerName, Setting
 from benchsuite.measure.peers import parse_peer, peer_batches
 from benchsuite.measure.workloads import workload_names
-from benchsuite.run.names import split_arms
+from benchsuite.run.names import EXTRA, split_arms
 from benchsuite.run.request import RunRequest
 from specdec.devices import kind_of, records
 from specdec.errors import SpecdecError, unknown
+from specdec.lists import split_list
 from specdec.ranks import Place
 from specdec.registry import Registry
 from specdec_plugins.endpoints.named import Endpoint
@@ -35,6 +38,43 @@ def build_matrix(request: RunRequest) -> list[Arm]:
         for one in _strategies(setting, ours, peers, request.graphs == "auto")
     ]
     return list(dict.fromkeys(arms))
+
+
+def known_part(request: RunRequest) -> RunRequest:
+    """Return a request without the strategies and peers that no installed plugin has, or has without their options.
+
+    A base that is measured beside this checkout need not have all of them.
+    """
+    registry = Registry()
+
+    def strategy(text: str) -> None:
+        for one in named_strategies(text):
+            for kind in ("draft", "policy"):
+                registry.parse(kind, one[kind])
+
+    draft, policy, controller = (
+        _accepted(partial(registry.parse, kind), getattr(request, kind)) for kind in ("draft", "policy", "controller")
+    )
+    return replace(
+        request,
+        draft=() if request.arm else draft,  # where no arm is left, they would be run
+        policy=policy,
+        controller=controller,
+        peer=_accepted(lambda text: text in EXTRA["peer"] or parse_peer(text), request.peer),
+        arm=", ".join(_accepted(strategy, split_list(request.arm))),
+    )
+
+
+def _accepted(read: Callable[[str], object], texts: Iterable[str]) -> tuple[str, ...]:
+    """The texts that ``read`` does not refuse."""
+    found = []
+    for text in texts:
+        try:
+            read(text)
+        except SpecdecError:
+            continue
+        found.append(text)
+    return tuple(found)
 
 
 def settings_of(request: RunRequest) -> list[Setting]:

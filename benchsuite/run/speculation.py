@@ -75,14 +75,19 @@ class ComparisonPlugin:
         metafunc.parametrize("specdec_row", cases, indirect=True, ids=[*self.arms])
 
     def _build(self) -> None:
+        from benchsuite.gate.launcher import measures_base
         from benchsuite.run.names import refuse_unknown_names
         from specdec.errors import SpecdecError
 
+        request = self.request
         try:
-            refuse_unknown_names(self.request)
+            if not measures_base():
+                refuse_unknown_names(request)
             from benchsuite.run import matrix  # imports torch
 
-            self.arms = {arm.id: arm for arm in matrix.build_matrix(self.request)}
+            if measures_base():
+                request = matrix.known_part(request)
+            self.arms = {arm.id: arm for arm in matrix.build_matrix(request)}
         except SpecdecError as error:
             self._refused = error
 

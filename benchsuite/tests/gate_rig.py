@@ -188,7 +188,7 @@ PLAIN_RULES: dict[str, Any] = {
     "order_seed": None,
     "json": None,
     "exports": (),
-    "path": (".",),
+    "path": None,
     "own_environment": False,
     "update": False,
     "dedicated": False,

@@ -219,10 +219,15 @@ def test_a_base_that_would_run_the_heads_code_is_told(theirs: Suite) -> None:
     (theirs.folder / "test_theirs.py").write_text("import helper\n" + (theirs.folder / "test_theirs.py").read_text())
     theirs.commit()
     live = ("--gate=fail", "--gate-against=HEAD", "--gate-level=0,2", "--gate-launches=5+2")
-    refused(theirs.run(*live, PYTHONPATH=with_path(source)), FAILED, "module 'helper' comes from", "--gate-path")
-    (theirs.folder / "pytest.ini").write_text("[pytest]\ngate_path = src\n")
-    own = theirs.run(*live, PYTHONPATH=with_path(source))
-    refused(own, OK, "PASS", "base and head are the same commit")
+    lost = theirs.run(*live, "--gate-path=.", PYTHONPATH=with_path(source))
+    refused(lost, FAILED, "module 'helper' comes from", "--gate-path")
+    told = [line for line in lost.stdout.splitlines() if "module 'helper' comes from" in line]
+    assert told[0].startswith("gate: ERROR: a launch of the base was refused: a launch would measure other code")
+    assert lost.stdout.index(told[0]) < lost.stdout.index("FAILURES"), "the reason comes before everything else"
+    for ini in ("gate_path = src", "gate_path = ", "gate_path = src .", "# found by itself"):
+        (theirs.folder / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
+        own = theirs.run(*live, PYTHONPATH=with_path(source))
+        refused(own, OK, "PASS", "base and head are the same commit")
 
 
 def test_without_git_a_baseline_is_made_and_a_revision_refused(suite: Suite) -> None:

@@ -92,6 +92,40 @@ def test_without_layers_and_an_inherited_path_a_launch_has_its_checkout_alone(
     assert variables[OWN].split(os.pathsep) == [str(ours), str(ours), str(ours / "src")]
 
 
+@pytest.mark.parametrize(("given", "side"), [(None, "ours"), (None, "base"), (("lib",), "base")])
+def test_a_plugins_own_revision_comes_before_its_installed_copy(
+    given: tuple[str, ...] | None,
+    side: str,
+    started: ToldLaunches,
+    checkouts: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The base has the plugin at its top, this checkout in src; lib is on this process's path."""
+    ours, base = checkouts
+    files = {ours: ("src/plug/__init__.py", "lib/more.py"), base: ("plug.py",)}
+    for top, names in files.items():
+        for name in names:
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).touch()
+    subprocess.run(["git", "init", "-q"], cwd=base, check=True)
+    info = tmp_path / "site" / "plug-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[specdec]\nplug = plug\n")
+    for folder in (info.parent, ours / "lib"):
+        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    top = ours if side == "ours" else base
+    Launcher([], ours, 1, given).measure(None if side == "ours" else base)
+    [(_, _, variables, _)] = started.calls
+    metadata, *ahead = variables["PYTHONPATH"].split(os.pathsep)
+    found = [top, *([] if side == "base" else [top / "src"]), top / "lib"]
+    assert ahead == [str(folder) for folder in (found if given is None else [top / "lib"])]
+    assert not Path(metadata).is_relative_to(tmp_path), "it is the launch's own, and gone with it"
+    assert not Path(metadata).exists()
+
+
 def test_a_base_without_benchmarks_has_no_rows_and_this_checkout_without_them_is_an_error(
     started: ToldLaunches, checkouts: tuple[Path, Path]
 ) -> None:
@@ -101,7 +135,7 @@ def test_a_base_without_benchmarks_has_no_rows_and_this_checkout_without_them_is
     found = made.measure(base)
     assert found.rows == {}
     assert found.made["machine"]
-    with pytest.raises(GateError, match="a launch of this checkout ended with 4: this run has no benchmarks"):
+    with pytest.raises(GateError, match="^a launch of this checkout was refused: this run has no benchmarks"):
         made.measure()
     started.code = 1
     with pytest.raises(GateError, match="a launch of the base ended with 1"):
