@@ -50,6 +50,16 @@ class Estimate:
         return None if self.high is None else self.high / self.ratio - 1
 
 
+@dataclass(frozen=True)
+class LogMean:
+    """A mean of logs over so many ``units``, its standard ``error``, and the ``degrees`` of freedom of that."""
+
+    mean: float
+    error: float
+    degrees: float
+    units: int
+
+
 def estimate(logs: Mapping[str, Sequence[float]], level: float = 0.95) -> Estimate:
     """Return the geometric mean of the workloads' geometric means, with an interval that covers it at ``level``.
 

@@ -15,7 +15,13 @@ from benchsuite.benches.serving.certified import certify
 from benchsuite.benches.serving.figures import EndpointFigures, Slo, endpoint_figures
 from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic, send
 from benchsuite.benches.serving.restarts import ServersInTurn
-from benchsuite.benches.serving.self_reported import SelfReported, page_now, self_reported_of
+from benchsuite.benches.serving.self_reported import (
+    SelfReported,
+    counts_now,
+    group_counts,
+    page_now,
+    self_reported_of,
+)
 from benchsuite.benches.serving.timed_texts import TimedText
 from benchsuite.benches.serving.turns import BlockPlan, plan_blocks
 from benchsuite.measure.workloads import Workload
@@ -23,6 +29,7 @@ from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.client import NEUTRAL, Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure
+from specdec_plugins.endpoints.server_metrics import COUNTS, Speculation
 
 CHECK = "Name the months of the year, one after the other."
 COUNTED = 16
@@ -40,7 +47,8 @@ class ServingPlan:
     often all prompts of a load go to all endpoints. ``seed``: of the order and of arrivals. ``loads``: those that share
     the prompts out; without any, each has all of them. Endpoints of one address are servers that run in turn.
     ``before_new``: what certificates put before a prompt so that no server knows it; nothing: they are of known prompts
-    alone.
+    alone. ``gated``: a gate compares the endpoints; the first is not measured again, which would teach a server that
+    learns, and the page of each is read around every group.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -51,6 +59,7 @@ class ServingPlan:
     seed: int = 0
     loads: tuple[Traffic, ...] = ()
     before_new: str = ""
+    gated: bool = False
 
     def __post_init__(self) -> None:
         counts = Counter(label for label, _ in self.prompts)
@@ -120,9 +129,9 @@ class ServingBench:
 
     @property
     def names(self) -> list[str]:
-        """The endpoints' names, and the first one's once more."""
+        """The endpoints' names, and the first one's once more, unless a gate compares them."""
         found = [endpoint.name for endpoint in self.plan.endpoints]
-        return [found[0], found[0] + AGAIN, *found[1:]]
+        return found if self.plan.gated else [found[0], found[0] + AGAIN, *found[1:]]
 
     def prepare(self) -> None:
         """Refuse endpoints that do not answer; see the class. Raises SpecdecError."""
@@ -197,7 +206,7 @@ class ServingBench:
         self.prepare()
         blocks = self.blocks.setdefault(load, [])
         pages = [self._page(endpoint) for endpoint in self.plan.endpoints]
-        for _, group in groupby(self._planned(load), lambda block: (block.round, block.group)):
+        for _, group in groupby(self.planned(load), lambda block: (block.round, block.group)):
             try:
                 for block in group:
                     self._block(load, block, blocks)
@@ -211,7 +220,8 @@ class ServingBench:
         self._count(blocks)
         return self.figures(load)
 
-    def _planned(self, load: Traffic) -> Iterator[BlockPlan]:
+    def planned(self, load: Traffic) -> Iterator[BlockPlan]:
+        """The blocks of a load in the order in which they are sent."""
         plan = self.plan
         prompts = [(place, plan.prompts[place][0]) for place in plan.places(load)]
         in_turn = len({endpoint.url for endpoint in plan.endpoints}) < len(plan.endpoints)
@@ -221,19 +231,30 @@ class ServingBench:
         endpoint = next(one for one in self.plan.endpoints if block.endpoint in (one.name, one.name + AGAIN))
         asks = [(place, self._asked(self.plan.prompts[place][1], seed=self._seed(place))) for place in block.places]
         first = [(place, replace(ask, max_tokens=1)) for place, ask in asks]
-        sent: list[Sent] = []
+        sent, pages = list[Sent](), list[Speculation | None]()
         opened = self.servers.connect(endpoint)
+        alone = load.concurrency == 1
 
         async def run() -> None:
             async with opened as client:
                 # Connections are open then, too: those of the group before were closed while others had their turn.
                 await send(client, first, Traffic(concurrency=load.concurrency or 1), block.seed, [])
-                await send(client, asks, load, block.seed, sent)
+
+                async def count() -> None:
+                    if self.plan.gated and (not pages or pages[-1]):
+                        pages.append(await counts_now(client))
+
+                await count()
+                await send(client, asks, load, block.seed, sent, count if alone else None)
+                if not alone:
+                    await count()
 
         try:
             asyncio.run(run())
         finally:
-            blocks.append(ServedBlock(block.endpoint, block.round, tuple(sent), block.group))
+            groups = [(one.prompt,) for one in sent] if alone else [block.places]
+            counts = group_counts(pages, groups)
+            blocks.append(ServedBlock(block.endpoint, block.round, tuple(sent), block.group, counts))
 
     def certify(self, dtype: str) -> list[Certificate]:
         """Compare the outputs of every endpoint with the first one's, once, and those that were timed with these;
@@ -293,6 +314,10 @@ class ServingBench:
                             "endpoint": block.endpoint,
                             "round": block.round,
                             "group": block.group,
+                            "counts": [
+                                {"prompts": list(one.prompts), **{word: getattr(one.said, word) for word in COUNTS}}
+                                for one in block.counts
+                            ],
                             "sent": [_sent(one) for one in block.sent],
                         }
                         for block in blocks

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from benchsuite.benches.serving.self_reported import GroupCounts
 from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply
@@ -65,12 +66,16 @@ class Sent:
 
 @dataclass(frozen=True)
 class ServedBlock:
-    """One endpoint's answers to the prompts of one group in one round, under one load."""
+    """One endpoint's answers to the prompts of one group in one round, under one load.
+
+    ``counts``: what its page counted meanwhile, where that is read: of each prompt, if they were sent one at a time.
+    """
 
     endpoint: str
     round: int
     sent: tuple[Sent, ...]
     group: int = 0
+    counts: tuple[GroupCounts, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -80,10 +85,18 @@ class ServedBlock:
         return max(one.ended_s for one in self.sent) - min(one.sent_s for one in self.sent)
 
 
-async def send(client: Client, asks: Sequence[tuple[int, Ask]], load: Traffic, seed: int, sent: list[Sent]) -> None:
+async def send(
+    client: Client,
+    asks: Sequence[tuple[int, Ask]],
+    load: Traffic,
+    seed: int,
+    sent: list[Sent],
+    behind: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     """Send ``asks`` (each with the place of its prompt) under a load, and append what comes of each to ``sent``.
 
-    In place: ``sent``, in the order of their ends, so that an interrupt leaves what has ended.
+    In place: ``sent``, in the order of their ends, so that an interrupt leaves what has ended. ``behind``: awaited
+    behind each request of a load of so many at once, before the next one.
     """
     start = time.perf_counter()
 
@@ -105,6 +118,8 @@ async def send(client: Client, asks: Sequence[tuple[int, Ask]], load: Traffic, s
         async def worker() -> None:
             for prompt, ask in waiting:
                 await one(prompt, ask, due=inf)  # never late: it is due when another has ended
+                if behind:
+                    await behind()
 
         await asyncio.gather(*(worker() for _ in range(min(load.concurrency, len(asks)))))
         return

@@ -75,15 +75,15 @@ def whole_logs(pairs: Sequence[AnswerPair]) -> list[PairedLog]:
     return found
 
 
-def decoding_logs(pairs: Sequence[AnswerPair]) -> list[PairedLog]:
+def decoding_logs(pairs: Sequence[AnswerPair], from_first: bool = False) -> list[PairedLog]:
     """Return the logs of how many times as fast an answer was after its first piece, per token.
 
     If the first pieces come later than the baseline's, for certain, what was decoded meanwhile may be held back: all
-    time since the baseline's first piece then counts.
+    time since the baseline's first piece then counts, unless ``from_first``, for where first pieces are judged beside.
     """
     firsts = [(one, ttft_of(one.ours), ttft_of(one.its)) for one in pairs]
     late = speed_of([one.of(log(first / before)) for one, first, before in firsts if first and before])
-    held = late is not None and (late.ratio if late.low is None else late.low) > 1
+    held = not from_first and late is not None and (late.ratio if late.low is None else late.low) > 1
     found = []
     for one in pairs:
         count = one.its.counted if one.same else one.ours.counted

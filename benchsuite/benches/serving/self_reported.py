@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specdec_plugins.endpoints.client import Client
@@ -36,6 +37,32 @@ async def page_now(opened: Client) -> str | None:
             return await client.page("/metrics")
         except EndpointFailure:
             return None
+
+
+async def counts_now(client: Client) -> Speculation | None:
+    """Return what an endpoint's ``/metrics`` counts; None if it has none, or that of another program."""
+    try:
+        return read_page(await client.page("/metrics"))
+    except (EndpointFailure, PageError):
+        return None
+
+
+@dataclass(frozen=True)
+class GroupCounts:
+    """What a page counted while the prompts at these places were answered, and whatever else was asked meanwhile."""
+
+    prompts: tuple[int, ...]
+    said: Speculation
+
+
+def group_counts(pages: Sequence[Speculation | None], groups: Sequence[Sequence[int]]) -> tuple[GroupCounts, ...]:
+    """Return the differences of a page before and behind each of these ``groups`` of prompts, where they are known."""
+    found = []
+    for before, after, prompts in zip(pages, pages[1:], groups, strict=False):
+        if before and after:
+            with contextlib.suppress(PageError):  # a server that was started anew in between
+                found.append(GroupCounts(tuple(prompts), between(before, after)))
+    return tuple(found)
 
 
 def self_reported_of(before: str | None, after: str | None, replies: Iterable[Reply]) -> SelfReported:

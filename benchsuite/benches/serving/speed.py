@@ -18,7 +18,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchsuite.measure.interval import FEWEST, NONE, Estimate, estimate, student
+from benchsuite.measure.interval import FEWEST, NONE, Estimate, LogMean, estimate, sample_variance, student
 
 CLUSTERS = "Student's t over groups of prompts that were sent together"
 ROUNDS = "Student's t over rounds and over prompts"
@@ -97,6 +97,28 @@ def half_interval_of_groups(prompts: Sequence[PairedLog], level: float = 0.95) -
 
     Example: of groups with as many prompts of one workload each, it is Student's t over the groups' means.
     """
+    spread, degrees = _spread_over_groups(prompts)
+    return student(level, degrees) * spread
+
+
+def mean_of_groups(logs: Sequence[PairedLog]) -> LogMean | None:
+    """Return the mean over workloads of the means over prompts, and how far it may be off; None of too few units.
+
+    The units are groups, as in ``half_interval_of_groups``, also where each is a prompt. Where they are fewer than
+    ``FEWEST``, rounds are, each the mean of all its prompts: what is said is then of these prompts.
+    """
+    prompts = _averaged(logs)
+    groups, turns = len({one.group for one in prompts}), sorted({one.round for one in logs})
+    if groups >= FEWEST:
+        return LogMean(log(_estimated(prompts).ratio), *_spread_over_groups(prompts), groups)
+    if len(turns) < FEWEST:
+        return None
+    each = [log(_estimated([one for one in logs if one.round == turn]).ratio) for turn in turns]
+    return LogMean(fmean(each), sqrt(sample_variance(each) / len(each)), len(each) - 1, len(each))
+
+
+def _spread_over_groups(prompts: Sequence[PairedLog]) -> tuple[float, float]:
+    """The standard error over groups, and its degrees of freedom."""
     names = [one.workload for one in prompts]
     inside = np.array([[one.group == group for one in prompts] for group in {one.group for one in prompts}], float)
     same = np.array([[name == other for other in names] for name in names], float)
@@ -109,4 +131,4 @@ def half_interval_of_groups(prompts: Sequence[PairedLog], level: float = 0.95) -
     alike = sums @ sums.T
     degrees = np.trace(alike) ** 2 / (alike**2).sum()
     spread = np.sqrt(((sums @ [one.log for one in prompts]) ** 2).sum())
-    return float(student(level, max(1.0, degrees)) * spread)
+    return float(spread), float(max(1.0, degrees))

@@ -392,7 +392,7 @@ def blocks_with_a_failure(bench: ServingBench) -> list[dict[str, Any]]:
                     "body": {"id": TEXTS[one.prompt]},
                 }
             )
-        blocks.append({"endpoint": block.endpoint, "round": 0, "group": block.group, "sent": sent})
+        blocks.append({"endpoint": block.endpoint, "round": 0, "group": block.group, "counts": [], "sent": sent})
     return blocks
 
 
