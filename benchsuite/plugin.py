@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from benchsuite.benches.serving.certificate import Certificate
     from benchsuite.benches.serving.figures import EndpointFigures
     from benchsuite.measure.rows import Row
+    from benchsuite.run.judged import JudgedRun
 
 MARKERS = (
     "cuda: needs an NVIDIA GPU",
@@ -81,11 +82,17 @@ def pytest_configure(config: pytest.Config) -> None:
         register(comparison, COMPARISON)
         register(KernelPlugin(config, request), KERNELS)
         register(DecodingPlugin(config, request), DECODING)
-        register(ServingPlugin(config, request), SERVING)
+        serving = ServingPlugin(config, request)
+        register(serving, SERVING)
         if request.gate:  # which refuses pytest-xdist before a worker begins
             from benchsuite.run.gate import GatePlugin
+            from benchsuite.run.served_gate import ServedGatePlugin
 
-            gate = GatePlugin(config, request.gate, lambda: comparison.bench, lambda name: comparison.arms[name])
+            gate: JudgedRun
+            if request.gate.endpoint:
+                gate = ServedGatePlugin(config, request.gate, serving)
+            else:
+                gate = GatePlugin(config, request.gate, lambda: comparison.bench, lambda name: comparison.arms[name])
             register(gate, GATE)
     except GateError as error:
         raise pytest.UsageError(str(error)) from None

@@ -6,7 +6,7 @@ import argparse
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from benchsuite import options, values
 from benchsuite.gate.record import GateError
 from benchsuite.machine.provenance import git
 from benchsuite.options import Option, Texts
+from specdec.lists import split_list
 
 MODES = ("off", "report", "fail")
 FORMATS = ("bmf", "github-action-benchmark", "markdown", "junit")
@@ -42,6 +43,9 @@ def read_launches(text: str, option: str) -> tuple[int, int]:
 
 OPTIONS = (
     Option("against", "", "a baseline file, or a revision of git that is measured beside this one"),
+    Option(
+        "base", "", "the same as against; with -m serving also the name of an endpoint, which others are held against"
+    ),
     Option(
         "level",
         "",
@@ -128,7 +132,10 @@ OPTIONS = (
 LAUNCHES = next(option.value(option.default, "gate-") for option in OPTIONS if option.name == "launches")
 """The launches of a gate that is given none."""
 
-IDLE = ("against", "anchor", "level", "json", "export", "environment", "update", "dedicated", "self-test")
+TOLERANCE = next(option.value(option.default, "gate-") for option in OPTIONS if option.name == "tolerance")
+"""The tolerance of a gate that is given none."""
+
+IDLE = ("against", "base", "anchor", "level", "json", "export", "environment", "update", "dedicated", "self-test")
 """Options that have no effect without ``--gate``."""
 
 
@@ -158,9 +165,11 @@ def _mode(text: str) -> str:
 
 @dataclass(frozen=True)
 class Rules:
-    """The parsed options. ``base``: the commit to measure live. ``file``: the baseline. At most one of them is set.
+    """The parsed options. ``base``: the commit to measure live. ``file``: the baseline. ``endpoint``: the name of the
+    endpoint that others are held against. At most one of them is set.
 
-    ``plant``: slowdowns that are added to the engines of this run, as ``--gate-plant`` writes them.
+    ``tolerance_given``: whether ``tolerance`` is not the default, which servers have another one of. ``plant``:
+    slowdowns that are added to the engines of this run, as ``--gate-plant`` writes them.
     """
 
     mode: str
@@ -189,6 +198,8 @@ class Rules:
     dedicated: bool
     self_test: bool
     plant: str = ""
+    endpoint: str | None = None
+    tolerance_given: bool = False
 
     @property
     def gating(self) -> bool:
@@ -202,7 +213,7 @@ def parse(given: Texts) -> Rules | None:
     GateError for options that contradict each other and for files that cannot be read or written, SpecdecError for the
     text of one option.
     """
-    mode = given.texts["gate"]
+    given, mode = _one_base(given), given.texts["gate"]
     if mode not in MODES:
         raise GateError(f"the ini key gate is {mode!r}; expected one of {', '.join(MODES)}")
     save = given.path("gate-save")
@@ -212,9 +223,9 @@ def parse(given: Texts) -> Rules | None:
             return None
     found = {option.name: option.value(given.texts[f"gate-{option.name}"], "gate-") for option in OPTIONS}
     exports = _written(given, save)
-    file, base = None, None
-    if mode != "off" and not found["self-test"]:
-        file, base = _against(found["against"], given.path("gate-against"), given.folder, found["on-missing"], save)
+    file, base, endpoint = None, None, _endpoint(given) if mode != "off" else None
+    if mode != "off" and not found["self-test"] and not endpoint:
+        file, base = _against(given, found["on-missing"], save)
     if found["update"] and not file:
         raise GateError("--gate-update writes over a baseline file; name it with --gate-against")
     if mode != "off" and found["environment"] == "own" and not base:
@@ -249,7 +260,40 @@ def parse(given: Texts) -> Rules | None:
         dedicated=found["dedicated"],
         self_test=found["self-test"],
         plant=given.texts["gate-plant"],
+        endpoint=endpoint,
+        tolerance_given=found["tolerance"] != TOLERANCE or "gate-tolerance" in given.given,
     )
+
+
+def _one_base(given: Texts) -> Texts:
+    """The texts with what ``--gate-base`` names in ``--gate-against``. GateError if they name two things.
+
+    What the command line names goes before what a file does.
+    """
+    both = [f"gate-{name}" for name in ("against", "base") if given.texts[f"gate-{name}"]]
+    named = [name for name in both if name in given.given] or both
+    if len({given.texts[name] for name in named}) > 1:
+        found = " and ".join(f"--{name} {given.texts[name]}" for name in named)
+        raise GateError(f"{found} name two bases, and a run has one: leave out one of them")
+    if not named or named[0] == "gate-against":
+        return given
+    texts = {**given.texts, "gate-against": given.texts["gate-base"]}
+    also = {"gate-against"} if "gate-base" in given.given else set()
+    return replace(given, texts=texts, given=(given.given - {"gate-against"}) | also)
+
+
+def _endpoint(given: Texts) -> str | None:
+    """The endpoint that ``--gate-base`` names, None if it names something else. GateError if there is no other one."""
+    named = given.texts["gate-against"]
+    names = [part.partition("=")[0].strip() for part in split_list(given.texts["endpoint"])]
+    if named not in names:
+        return None
+    if len(names) == 1:
+        raise GateError(
+            f"--gate-base {named} is the only endpoint: name what is held against it, as in --specdec-endpoint "
+            f"{named}=http://127.0.0.1:8000,head=http://127.0.0.1:8001"
+        )
+    return named
 
 
 def _written(given: Texts, save: Path | None) -> tuple[tuple[str, Path], ...]:
@@ -288,9 +332,9 @@ def _refuse_idle(given: Texts, saving: bool) -> None:
         raise GateError(f"{', '.join(idle)} without --gate {effect}; add --gate=fail or --gate=report")
 
 
-def _against(
-    text: str, file: Path | None, folder: Path, on_missing: str, save: Path | None
-) -> tuple[Path | None, str | None]:
+def _against(given: Texts, on_missing: str, save: Path | None) -> tuple[Path | None, str | None]:
+    """The file, or the commit, that a run is held against."""
+    text, file = given.texts["gate-against"], given.path("gate-against")
     if file is None:
         if save:
             return None, None
@@ -300,16 +344,18 @@ def _against(
         )
     if file.is_file():
         return file, None
-    known = git(folder, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}")
+    known = git(given.folder, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}")
     if known:
         return None, known
     if file.is_dir():
         raise GateError(f"--gate-against {text!r} is a folder; expected a baseline file in it, or a revision")
     # Only a name that ends in .json can be a new baseline; otherwise a mistyped branch name would create a file.
     if file.suffix != ".json":
+        endpoints = ", ".join(part.partition("=")[0] for part in split_list(given.texts["endpoint"]))
         raise GateError(
-            f"--gate-against {text!r} is neither a file nor a revision that git knows here; fetch it (git fetch; in "
-            "CI, a whole clone: fetch-depth: 0), or name a baseline FILE.json"
+            f"--gate-against {text!r} is neither a file nor a revision that git knows here"
+            + (f", nor an endpoint of {endpoints}" if endpoints else "")
+            + "; fetch it (git fetch; in CI, a whole clone: fetch-depth: 0), or name a baseline FILE.json"
         )
     if on_missing == "save":
         refuse_unwritable(f"--gate-against {text}", file)
@@ -355,13 +401,19 @@ def without_own(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def refuse_what_disables(config: pytest.Config) -> None:
-    """GateError if an option disables measuring, so that benchmark tests would pass without being measured."""
+def refuse_workers(config: pytest.Config) -> None:
+    """GateError where pytest-xdist shares the tests out among processes."""
     option = config.option
     if getattr(option, "dist", "no") != "no" or getattr(option, "numprocesses", None):
         raise GateError(
             "pytest-xdist is active, so benchmarks are disabled and would compete for cores; gate without -n"
         )
+
+
+def refuse_what_disables(config: pytest.Config) -> None:
+    """GateError if an option disables measuring, so that benchmark tests would pass without being measured."""
+    refuse_workers(config)
+    option = config.option
     if not config.pluginmanager.hasplugin("benchmark"):
         raise GateError("pytest-benchmark is switched off (-p no:benchmark): there is nothing to gate")
     for name in ("benchmark_disable", "benchmark_skip"):

@@ -70,7 +70,7 @@ def run_sentence(
     """
     overall = worst(finding.verdict for finding in findings)
     rows, levels = {f.row for f in findings} - {SUITE}, sorted({f.level for f in findings})
-    against = f"against {rules.file or rules.base or 'itself'}"
+    against = f"against {rules.file or rules.base or rules.endpoint or 'itself'}"
     scope = f"{len(rows)} rows at levels {', '.join(map(str, levels))} {against}"
     update = ", accept it with --gate-update" if rules.file else ", merge it all the same"
     part = " of what was gated" if any(ungated.values()) else ""

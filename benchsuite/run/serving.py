@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchsuite.machine.files import FolderLock
+from benchsuite.run.judged import GateItem
 
 if TYPE_CHECKING:
     from benchsuite.benches.serving.asked import Read
@@ -41,7 +42,7 @@ class ServingPlugin:
         self.config, self.request = config, request
         self.bench: ServingBench | None = None
         self.outcome = ""
-        self._loads: dict[str, Traffic] = {}
+        self.loads: dict[str, Traffic] = {}
         self._lock: FolderLock | None = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -54,21 +55,23 @@ class ServingPlugin:
             return
         from benchsuite.benches.serving.load import loads_of
 
-        self._loads = {load.id: load for load in loads_of(self.request.concurrency or (), self.request.rate)}
-        metafunc.parametrize(self.fixture, list(self._loads), indirect=True)
+        self.loads = {load.id: load for load in loads_of(self.request.concurrency or (), self.request.rate)}
+        metafunc.parametrize(self.fixture, list(self.loads), indirect=True)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
         """Put tests of certificates behind all others, however other plugins order them: a certificate is of the texts
-        that were timed."""
+        that were timed. The gate's items judge both."""
         yield
-        items.sort(key=lambda item: CERTIFICATES in getattr(item, "fixturenames", ()))
+        items.sort(
+            key=lambda item: 2 * isinstance(item, GateItem) + (CERTIFICATES in getattr(item, "fixturenames", ()))
+        )
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Build the plan and ask every endpoint for its health. UsageError, before any test runs, if that fails."""
         fixtures = (self.fixture, CERTIFICATES)
         mine = [item for item in session.items if set(fixtures) & set(getattr(item, "fixturenames", ()))]
-        if not mine or not self._loads or self.config.option.collectonly:
+        if not mine or not self.loads or self.config.option.collectonly:
             return
         from benchsuite.benches.serving.bench import ServingBench
         from specdec.errors import SpecdecError
@@ -87,7 +90,7 @@ class ServingPlugin:
             raise pytest.UsageError(str(error)) from None
 
     def _reader(self) -> Read | None:
-        if not self.request.certify_by or self._why_not():
+        if not self.request.certify_by or self.why_uncertified():
             return None
         from benchsuite.benches.serving.local_judge import LocalJudge
 
@@ -121,7 +124,7 @@ class ServingPlugin:
         if total := request.timeout:
             endpoints = tuple(replace(one, total_s=total, read_s=min(one.read_s, total)) for one in endpoints)
         names = [name for text in request.workload for name in workload_names(text)]
-        loads = tuple(self._loads.values())
+        loads = tuple(self.loads.values())
         most = request.prompts and request.prompts * len(loads)
         prompts = prompts_of([load_workload(name).first(most) for name in names])
         heat, tokens = self._one("temperature"), int(self._one("max_new_tokens"))
@@ -129,7 +132,10 @@ class ServingPlugin:
         ask = Ask("", tokens, heat, chat=request.endpoint_api == "chat", seed=request.seed if heat else None)
         slo = Slo(**request.slo) if request.slo else None
         new = f"{secrets.token_hex(4)}: "
-        return ServingPlan(endpoints, prompts, ask, request.pairs or 1, slo, request.seed, loads, new)
+        gate = request.gate
+        if gate:  # what is compared with the first one is compared with the base
+            endpoints = tuple(sorted(endpoints, key=lambda one: one.name != gate.endpoint))
+        return ServingPlan(endpoints, prompts, ask, request.pairs or 1, slo, request.seed, loads, new, gate is not None)
 
     def _one(self, name: str) -> float:
         """The value of a parameter of sampling; SpecdecError for several."""
@@ -143,7 +149,7 @@ class ServingPlugin:
             )
         return found[0]
 
-    def _why_not(self) -> str:
+    def why_uncertified(self) -> str:
         """Why no output is compared; empty if they are."""
         if not self.request.endpoint:
             return NONE
@@ -157,7 +163,7 @@ class ServingPlugin:
 
     def certificates(self) -> list[Certificate]:
         """The certificates of every endpoint but the first; skips the test that asks where nothing can be compared."""
-        reason = self._why_not()
+        reason = self.why_uncertified()
         if reason:
             pytest.skip(reason)
         assert self.bench is not None
@@ -178,7 +184,7 @@ class ServingPlugin:
     def figures(self, load: str) -> list[EndpointFigures]:
         """The figures of every endpoint under a load, measured when they are first asked for."""
         assert self.bench is not None
-        return self.bench.measure(self._loads[load])
+        return self.bench.measure(self.loads[load])
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the results folder."""

@@ -48,7 +48,7 @@ def test_what_is_not_said_has_its_default(start_folder: Path) -> None:
     [
         ("--gate-level=2, 0,2", {"levels": (0, 2)}),
         ("--gate-level=1", {"levels": (1,)}),
-        ("--gate-tolerance=0.05", {"tolerance": 0.05}),
+        ("--gate-tolerance=0.05", {"tolerance": 0.05, "tolerance_given": True}),
         ("--gate-ttft-tolerance=0.2", {"ttft_tolerance": 0.2}),
         ("--gate-coarse-tolerance=0.3", {"coarse_tolerance": 0.3}),
         ("--gate-acceptance-tolerance=0.1", {"acceptance_tolerance": 0.1}),
@@ -102,6 +102,39 @@ def test_a_revision_is_a_commit_that_git_knows(start_folder: Path) -> None:
     kept = ruled(start_folder, "--gate=fail", "--gate-save=new.json")
     assert kept is not None
     assert (kept.file, kept.base, kept.save) == (None, None, start_folder / "new.json")
+
+
+TWO = "base=http://127.0.0.1:1,head=http://127.0.0.1:2"
+
+
+def test_what_a_run_is_held_against_has_two_names_and_may_be_an_endpoint(start_folder: Path) -> None:
+    """The command line goes before the ini file, whichever name each has."""
+    by_file = Rules(file=start_folder / "base.json", **PLAIN_RULES)
+    for name, other in (("against", "base"), ("base", "against")):
+        typed = f"--gate-{name}=base.json"
+        assert ruled(start_folder, "--gate", typed) == by_file
+        assert ruled(start_folder, "--gate", typed, f"--gate-{other}=base.json") == by_file
+        assert ruled(start_folder, "--gate", typed, ini={f"gate_{other}": "no.json"}) == by_file
+        assert ruled(start_folder, "--gate", ini={f"gate_{name}": "base.json"}) == by_file
+        with pytest.raises(GateError, match="name two bases, and a run has one: leave out one of them"):
+            ruled(start_folder, "--gate", typed, f"--gate-{other}=no.json")
+        served = ruled(start_folder, "--gate", f"--gate-{name}=head", ini={"endpoint": TWO})
+        assert served == replace(by_file, file=None, endpoint="head")
+    below = ruled(
+        start_folder, "--gate", ini={"gate_base": "../base.json"}, inipath=start_folder / "more" / "pytest.ini"
+    )
+    assert below is not None
+    assert below.file == start_folder / "more" / ".." / "base.json"
+    for text, endpoints, said in (
+        ("base", "base=http://127.0.0.1:1", "--gate-base base is the only endpoint: name what is held against it"),
+        ("main", TWO, "neither a file nor a revision that git knows here, nor an endpoint of base, head; fetch it"),
+    ):
+        with pytest.raises(GateError, match=said):
+            ruled(start_folder, "--gate", f"--gate-base={text}", ini={"endpoint": endpoints})
+    with pytest.raises(GateError, match="--gate-update writes over a baseline file"):
+        ruled(start_folder, "--gate", "--gate-base=head", "--gate-update", ini={"endpoint": TWO})
+    with pytest.raises(GateError, match="--gate-base without --gate would gate nothing"):
+        ruled(start_folder, "--gate-base=base.json")
 
 
 REFUSED = [

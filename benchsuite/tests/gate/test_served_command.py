@@ -1,0 +1,58 @@
+"""``pytest -m serving --gate-base`` as a user runs it, over servers of our own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchsuite.tests.our_server import Bugs, OurServer
+from benchsuite.tests.rig import Make, Run
+
+SERVE = ("-m", "pytest", "--pyargs", "benchsuite.test_serving", "-m", "serving", "-q")
+SHORT = ("--specdec-workload", "chat,reasoning", "--specdec-prompts", "4", "--specdec-max-new-tokens", "16")
+LENIENT = ("--gate-tolerance=0.99", "--gate-ttft-tolerance=0.99", "--gate-inconclusive=report")
+"""Nothing is said of times, which are those of a busy machine."""
+
+REFUSED = [
+    (("--gate-base=base", "-k", "outputs"), "and this run has no test of servers"),
+    (("--gate-base=base", "--specdec-prompts=2"), "4 groups of requests in 1 rounds under 1 at once decide nothing"),
+    (("--gate-base=base", "--gate-level=1"), "--gate-level 1 compares with a file"),
+    (("--gate-base=base", "--gate-launches=7"), "--gate-launches mean nothing for servers"),
+    (("--gate-base=none",), "nor an endpoint of base, head"),
+    (("--gate-base=base", "-n", "2", "-p", "xdist"), "gate without -n"),
+]
+
+
+@pytest.mark.slow
+def test_a_fork_that_lost_its_draft_and_changes_tokens_fails_and_one_that_did_not_passes(
+    assemble: Make, inside: Run, tmp_path: Path
+) -> None:
+    with (
+        OurServer(assemble(max_length=512).engine("ngram", k=4)) as base,
+        OurServer(assemble(max_length=512).engine("ngram", k=4)) as same,
+        OurServer(assemble(max_length=512).engine(None, k=0), Bugs(change=4)) as lost,
+    ):
+        given = (*SERVE, *SHORT, *LENIENT, "--gate=fail", "--gate-base=base", "--gate-json=v.json")
+        for arguments, said in REFUSED:
+            endpoints = f"--specdec-endpoint=base={base.url},head={same.url}"
+            done = inside(*given, endpoints, *arguments)
+            assert done.returncode == 4, done.stdout + done.stderr
+            assert said in done.stdout + done.stderr
+        done = inside(*given, f"--specdec-endpoint=head={same.url},base={base.url}", "--specdec-certify=float32")
+        assert done.returncode == 0, done.stdout
+        found = json.loads((tmp_path / "v.json").read_text())
+        by = {(one["row"], one["figure"]): one for one in found["findings"]}
+        assert by["head-c1", "steps/token"]["change"] == 0
+        assert by["head-outputs", "outputs"]["verdict"] == "PASS"
+        assert "steps/token" not in done.stdout.partition("not gated")[2]
+        assert found["base"]["endpoints"] == {"base": base.url}
+        done = inside(*given, f"--specdec-endpoint=base={base.url},head={lost.url}")
+        assert done.returncode == 1, done.stdout
+        found = json.loads((tmp_path / "v.json").read_text())
+        worse = {(one["figure"], one["where"]) for one in found["findings"] if one["verdict"] == "REGRESSED"}
+        assert worse == {("speculation", "speculation"), ("outputs", "output")}
+        done = inside(*given, f"--specdec-endpoint=base={lost.url},head={base.url}", "--specdec-certify=off")
+        assert "not gated (servers): head-c1 steps/token (the base proposes no tokens by its own" in done.stdout
+        assert "outputs (--specdec-certify off)" in done.stdout
