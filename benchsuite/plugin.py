@@ -41,6 +41,7 @@ MARKERS = (
 )
 
 COMPARISON, DEVICES, KERNELS, GATE = "specdec-comparison", "specdec-devices", "specdec-kernels", "specdec-gate"
+SERVED_GATE = "specdec-gate-servers"
 DECODING, SHARDS, RANKS, SERVING = "specdec-decoding", "specdec-shards", "specdec-ranks", "specdec-serving"
 """The names under which the plugin's objects are registered."""
 
@@ -86,12 +87,15 @@ def pytest_configure(config: pytest.Config) -> None:
         register(serving, SERVING)
         if request.gate:  # which refuses pytest-xdist before a worker begins
             from benchsuite.run.gate import GatePlugin
+            from benchsuite.run.served_baseline import is_of_servers
             from benchsuite.run.served_gate import ServedGatePlugin
 
             gate: JudgedRun
-            if request.gate.endpoint:
+            if request.gate.endpoint or is_of_servers(request.gate.file):
                 gate = ServedGatePlugin(config, request.gate, serving)
             else:
+                if request.gate.save and not request.gate.gating:  # of whichever rows there are
+                    register(ServedGatePlugin(config, request.gate, serving), SERVED_GATE)
                 gate = GatePlugin(config, request.gate, lambda: comparison.bench, lambda name: comparison.arms[name])
             register(gate, GATE)
     except GateError as error:

@@ -105,7 +105,10 @@ class GatePlugin(JudgedRun):
         if not self.wanted:
             others = sorted(self._left["other jobs"])
             left = f" ({' and '.join(others)} has figures that no level compares)" if others else ""
-            raise pytest.UsageError(f"--gate: {NO_BENCHMARKS}, so nothing would be gated{left}; select some")
+            if ELSEWHERE["specdec_served"] not in others:
+                raise pytest.UsageError(f"--gate: {NO_BENCHMARKS}, so nothing would be gated{left}; select some")
+            if self.rules.gating:
+                raise pytest.UsageError(f"--gate: {self._no_base_of_servers()}")
         if self.rules.gating:
             try:
                 ours = len(self.wanted) - len(self._peers)
@@ -130,6 +133,19 @@ class GatePlugin(JudgedRun):
             elif result.when == "call":
                 self.wanted[name] = None
         return result
+
+    def _no_base_of_servers(self) -> str:
+        """Why servers, which are all that this run measures, have no base, and what to do."""
+        named = "give the base an endpoint of its own, --specdec-endpoint base=…,head=… --gate-base base"
+        if self.rules.base:
+            return (
+                f"servers are no part of a checkout, and {self.rules.base[:12]} is a revision: start its server beside "
+                f"the other, or name the commands of both in --specdec-endpoint-start, and {named}"
+            )
+        return (
+            f"{self.rules.file} is no baseline of servers: make one with --gate-save in a run of pytest -m serving, or "
+            f"{named}"
+        )
 
     def _row(self, item: pytest.Item) -> str | None:
         """The name of the gated row that an item measures, or None."""
@@ -243,7 +259,7 @@ class GatePlugin(JudgedRun):
 
     def save_baseline(self, exitstatus: int) -> None:
         """Write this run, and more launches of it if they are asked for."""
-        if not self.rules.save:
+        if not self.rules.save or not self.wanted:
             return
         if exitstatus:
             raise GateError(f"--gate-save {self.rules.save}: some test failed, so nothing is written")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from benchsuite.benches.serving.figures import EndpointFigures, Slo, endpoint_figures
 from benchsuite.benches.serving.forward_counts import ForwardCounts, forward_counts, forward_logs, vanished
@@ -12,6 +13,7 @@ from benchsuite.benches.serving.speed import PairedLog, mean_of_groups
 from benchsuite.gate.record import DECODE, FIRST, STEPS, WHOLE
 from benchsuite.gate.served import LOST, ServedRow
 from benchsuite.measure.interval import FEWEST, LogMean
+from benchsuite.run.served_baseline import ServedBaseline, later_logs
 
 ENOUGH = 0.5
 """The least share of a load's prompts of which a figure must be known."""
@@ -67,9 +69,25 @@ def _row(
             _add(figure, some, asked, figures, unsure)
         else:
             left[figure] = "no prompt has one of both servers, as where answers come in one piece"
-    ours, its = forward_counts(mine), forward_counts(base)
-    silent, certain = "", True
-    wrong = "; ".join(f"{one.endpoint}: {it.wrong}" for one, it in zip(both, (ours, its), strict=True) if it.wrong)
+    found = ServedRow(
+        name,
+        figures,
+        left,
+        unsure,
+        worse=poor.worse,
+        better=poor.better,
+        kinds=poor.kinds,
+        from_first=costs.from_first,
+    )
+    return _with_forwards(found, forward_counts(mine), forward_counts(base), workloads, alpha)
+
+
+def _with_forwards(
+    row: ServedRow, ours: ForwardCounts, its: ForwardCounts, workloads: Sequence[str], alpha: float
+) -> ServedRow:
+    """The row with what both servers count of their forwards."""
+    figures, left, unsure, silent, certain = dict(row.figures), dict(row.left), dict(row.unsure), "", True
+    wrong = "; ".join(one.wrong for one in (ours, its) if one.wrong)
     if wrong:
         unsure[STEPS] = f"counts that cannot be: {wrong}"
     elif not its.proposed:
@@ -83,19 +101,27 @@ def _row(
         elif ours.proposed:
             _add(STEPS, forward_logs(ours, its, workloads), 0, figures, unsure)
     lengths = (its.length, ours.length)
-    return ServedRow(
-        name,
-        figures,
-        left,
-        unsure,
-        (lengths[0], lengths[1]) if lengths[0] and lengths[1] else None,
-        silent,
-        certain,
-        poor.worse,
-        poor.better,
-        poor.kinds,
-        costs.from_first,
-    )
+    both = (lengths[0], lengths[1]) if lengths[0] and lengths[1] else None
+    return replace(row, figures=figures, left=left, unsure=unsure, lengths=both, silent=silent, certain=certain)
+
+
+def stored_rows(
+    now: ServedBaseline, base: ServedBaseline, names: Sequence[str], workloads: Sequence[str], timed: bool, alpha: float
+) -> list[ServedRow]:
+    """Return these rows of a run beside those of a file. ``timed``: times can be compared, each over the same server's
+    in its own run; where they cannot, a row has its counts alone."""
+    found = []
+    for name in names:
+        mine, its = now.rows[name], base.rows[name]
+        figures, unsure = dict[str, LogMean](), dict[str, str]()
+        for figure in mine.times if timed and mine.over == its.over else ():
+            logs = later_logs(mine.times[figure], its.times.get(figure, ()))
+            _add(figure, logs, 0, figures, unsure)
+        worse, better = {*mine.poor} - {*its.poor}, {*its.poor} - {*mine.poor}
+        kinds = {"without an answer that counts": len(mine.poor)}
+        row = ServedRow(name, figures, {}, unsure, worse=len(worse), better=len(better), kinds=kinds)
+        found.append(_with_forwards(row, mine.counts, its.counts, workloads, alpha))
+    return found
 
 
 def _add(

@@ -92,14 +92,15 @@ def _kept(one: Sent, slo: Slo) -> bool:
 
 def poor_answers(mine: Sequence[ServedBlock], base: Sequence[ServedBlock]) -> PoorAnswers:
     """Return how many requests of each server had no answer that counts for a speed."""
-    ours, its = ({key: _poor(one) for key, one in _by_prompt(blocks).items()} for blocks in (mine, base))
-    both = ours.keys() & its.keys()
+    ours, its = poor_requests(mine), poor_requests(base)
     return PoorAnswers(
-        Counter(kind for kind in ours.values() if kind),
-        Counter(kind for kind in its.values() if kind),
-        sum(bool(ours[key]) and not its[key] for key in both),
-        sum(bool(its[key]) and not ours[key] for key in both),
+        Counter(ours.values()), Counter(its.values()), len(ours.keys() - its.keys()), len(its.keys() - ours.keys())
     )
+
+
+def poor_requests(blocks: Sequence[ServedBlock]) -> dict[tuple[int, int], str]:
+    """Return the requests without an answer that counts for a speed, by round and prompt: the kind of each."""
+    return {key: kind for key, one in _by_prompt(blocks).items() if (kind := _poor(one))}
 
 
 def _poor(one: Sent) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from benchsuite.gate.record import VERSION
 from benchsuite.tests.our_server import Bugs, OurServer
 from benchsuite.tests.rig import Make, Run
 
@@ -56,3 +58,49 @@ def test_a_fork_that_lost_its_draft_and_changes_tokens_fails_and_one_that_did_no
         done = inside(*given, f"--specdec-endpoint=base={lost.url},head={base.url}", "--specdec-certify=off")
         assert "not gated (servers): head-c1 steps/token (the base proposes no tokens by its own" in done.stdout
         assert "outputs (--specdec-certify off)" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_file_of_servers_is_written_and_gated_and_what_it_cannot_say_is_refused(
+    assemble: Make, inside: Run, tmp_path: Path
+) -> None:
+    short = ("--specdec-workload=chat", "--specdec-prompts=6", "--specdec-max-new-tokens=8", "--specdec-certify=off")
+    rows = {"format": "specdec-gate", "version": VERSION, "made": {}, "rows": {}}
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    with (
+        OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
+        OurServer(assemble(max_length=512).engine("garbage", k=2)) as spec,
+    ):
+        given = (*SERVE, *short, f"--specdec-endpoint=plain={plain.url},spec={spec.url}")
+        saved = inside(*given, "--gate-save=gate.json")
+        assert saved.returncode == 0, saved.stdout + saved.stderr
+        assert "gate.json, 2 rows of servers" in saved.stdout
+        gated = (*given, "--gate=fail", "--gate-inconclusive=report")
+        done = inside(*gated, "--gate-against=gate.json", "--gate-level=0", "--gate-json=v.json")
+        assert done.returncode == 0, done.stdout
+        [found] = json.loads((tmp_path / "v.json").read_text())["findings"]
+        assert (found["row"], found["figure"]) == ("spec-c1", "steps/token"), (
+            "of a draft whose tokens are those of no prompt"
+        )
+        assert "plain-c1 steps/token (the base proposes no tokens by its own counts" in done.stdout
+        assert "outputs (they are certified by the first endpoint of this run)" in done.stdout
+        other = inside(*gated, "--gate-against=gate.json", "--specdec-seed=7")
+        assert other.returncode == 1
+        assert "measured otherwise than the baseline: other seed; make it again with --gate-save" in other.stdout
+        for arguments, said in (
+            (("--gate-against=gate.json", "--gate-level=2"), "--gate-level 2 compares servers that run now"),
+            (("--gate-against=gate.json", "-k", "outputs"), "baseline of servers and this run has no test of servers"),
+            (("--gate-against=rows.json",), "rows.json is no baseline of servers: make one with --gate-save"),
+        ):
+            refused = inside(*gated, *arguments)
+            assert refused.returncode == 4, refused.stdout + refused.stderr
+            assert said in refused.stdout + refused.stderr
+        for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "a"]):
+            subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+        revision = inside(*gated, "--gate-base=HEAD")
+        assert revision.returncode == 4
+        assert "is a revision: start its server beside the other, or name the commands of both" in revision.stderr
+        nothing = f"--specdec-endpoint=plain={plain.url},same={plain.url.replace('127.0.0.1', 'localhost')}"
+        empty = inside(*SERVE, *short, nothing, "--gate=fail", "--gate-base=plain", "--gate-level=0")
+        assert empty.returncode == 1
+        assert "nothing was judged, which is no pass" in empty.stdout

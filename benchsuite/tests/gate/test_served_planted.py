@@ -22,6 +22,7 @@ from benchsuite.run.served_rows import left_of, served_rows
 from benchsuite.tests import drafting_servers as servers
 from benchsuite.tests.drafting_servers import DraftingServer
 from benchsuite.tests.made_up_servers import MadeUpServers
+from benchsuite.tests.rig import slow_after
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.named import Endpoint
 
@@ -76,14 +77,14 @@ def test_a_server_beside_itself_passes_in_every_figure() -> None:
 BOTH = ("head-c1", "head-c4")
 PLANTED = {
     "SlowForwards": {(row, figure): "engine" for row in BOTH for figure in (DECODE, WHOLE)},
-    "SlowPrefill": {(row, FIRST): "prefill" for row in BOTH},
     "AcceptsLess": {(row, STEPS): "acceptance" for row in BOTH},
+    "SlowPrefill": {(row, FIRST): "prefill" for row in BOTH},
     "NeverDrafts": {(row, SPECULATION): "speculation" for row in BOTH},
     "GivesUp": {(row, ANSWERS): "answers" for row in BOTH},
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", slow_after(2, PLANTED))
 def test_what_is_planted_is_found_in_its_place(name: str) -> None:
     found = places_of_the_worse(findings_of_servers(beside_a_drafting_base(getattr(servers, name)(2))))
     assert {case: place for case, place in found.items() if case in PLANTED[name]} == PLANTED[name]
@@ -91,6 +92,7 @@ def test_what_is_planted_is_found_in_its_place(name: str) -> None:
     assert others <= {*PLANTED[name].values()}, "what follows from it is in the same place"
 
 
+@pytest.mark.slow
 def test_a_draft_that_ends_under_a_load_is_found_though_most_of_its_answers_were_drafted() -> None:
     found = findings_of_servers(beside_a_drafting_base(servers.StopsDrafting(2)))
     silent = {one.row: one.message for one in found if one.figure == SPECULATION}
@@ -110,6 +112,7 @@ def test_outputs_that_are_others_late_are_regressed_and_an_honest_servers_pass()
     assert outputs.verdict == GateVerdict.PASS, outputs.message
 
 
+@pytest.mark.slow
 def test_what_a_base_does_not_count_is_named_as_not_judged() -> None:
     bench = beside_a_drafting_base(DraftingServer(2))
     rows = served_rows(bench.blocks[ONE], "head", ["base"], ONE, [""] * 96, None, ALPHA)

@@ -35,15 +35,17 @@ from benchsuite.workshop.gate.served import (
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.named import Endpoint
 
+pytestmark = pytest.mark.slow
+
 LOADS = Traffic(concurrency=1), Traffic(concurrency=2)
 
 
 @pytest.fixture(scope="module")
 def served_content() -> dict[str, Any]:
     """Three rounds of two loads over two servers that draft alike, as a run of pytest writes them."""
-    texts = tuple(("chat" if n % 2 else "code", f"w{n} question {n} of w{n % 7}") for n in range(48))
+    texts = tuple(("chat" if n % 2 else "code", f"w{n} question {n} of w{n % 7}") for n in range(96))
     endpoints = Endpoint("one", "http://one"), Endpoint("two", "http://two")
-    plan = ServingPlan(endpoints, texts, Ask("", 12), rounds=3, loads=LOADS, gated=True)
+    plan = ServingPlan(endpoints, texts, Ask("", 16), rounds=3, loads=LOADS, gated=True)
     servers = {"one": DraftingServer(1), "two": DraftingServer(2)}
     bench = ServingBench(plan, servers=MadeUpServers(servers))
     for load in LOADS:
@@ -73,7 +75,7 @@ def test_nothing_is_found_of_nothing_and_losses_are(
     monkeypatch.setattr(sys, "argv", ["served", "keep", str(tmp_path / "serving.json"), str(file)])
     served_rates_main()
     runs = read_runs(json.loads(gzip.decompress(file.read_bytes())))
-    table = drawn_rates(runs[:1], 5, 40)
+    table = drawn_rates(runs[:1], 5, 80)
     assert isinstance(table, Table)
     cells = [[cell.text for cell in line] for line in table.cells]
     assert [line[:3] for line in cells] == [

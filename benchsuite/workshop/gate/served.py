@@ -1,8 +1,8 @@
 """How often the gate over servers is wrong: ``python -m benchsuite.workshop.gate.served keep|draw``.
 
 ``keep`` reduces the ``serving.json`` of a gated run over two starts of one server, in several rounds, to what the gate
-reads; ``draw`` draws gatings from such files: groups of requests with replacement, each as one of its rounds went, and
-which of the two servers is the base by a coin. Into the head's answers it puts losses.
+reads; ``draw`` draws gatings from such a file: groups of requests, each as one of its rounds went, and by a coin which
+of the two servers is the base. Into the head's answers it puts losses.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ PLANTS: Mapping[str, tuple[Plant, str | None]] = {
 def drawn_blocks(run: KeptRun, prompts: int, dice: random.Random) -> tuple[list[ServedBlock], list[str], str, str]:
     """Return the blocks of one gating, the workloads of its prompts, and the names of its base and head.
 
-    Groups are drawn with replacement until they have so many prompts; each is one of its rounds, of both servers.
+    Groups are drawn, each once, until they have so many prompts; each is one of its rounds, of both servers.
     """
     turns: dict[tuple[int, int], list[ServedBlock]] = defaultdict(list)
     for block in run.blocks:
@@ -179,9 +179,9 @@ def drawn_blocks(run: KeptRun, prompts: int, dice: random.Random) -> tuple[list[
         if len(both) == len(run.names):
             rounds[group].append(turn)
     found, workloads = list[ServedBlock](), list[str]()
-    number = 0
-    while len(workloads) < prompts:
-        group = dice.choice([*rounds])
+    for number, group in enumerate(dice.sample([*rounds], len(rounds))):
+        if len(workloads) >= prompts:
+            break
         both = turns[group, dice.choice(rounds[group])]
         places = {one.prompt: len(workloads) + n for n, one in enumerate(both[0].sent)}
         workloads += [run.workloads[prompt] for prompt in places]
@@ -193,7 +193,6 @@ def drawn_blocks(run: KeptRun, prompts: int, dice: random.Random) -> tuple[list[
                 if {*one.prompts} <= {*places}
             )
             found.append(ServedBlock(block.endpoint, 0, sent, number, counts))
-        number += 1
     base, head = dice.sample(run.names, 2)
     return found, workloads, base, head
 
@@ -237,10 +236,15 @@ def _beyond_fixed(blocks: Sequence[ServedBlock], base: str, head: str, limits: S
 
 def drawn_rates(runs: Sequence[KeptRun], draws: int, prompts: int) -> Table:
     """A line for each plant; gatings of nothing are drawn three times as often."""
-    lines = []
+    lines = list[Sequence[object]]()
     for what, (plant, figure) in PLANTS.items():
         count = 3 * draws if figure is None else draws
-        regressed, placed, unsure, fixed = drawn_verdicts(runs, plant, figure, count, prompts)
+        try:
+            found = drawn_verdicts(runs, plant, figure, count, prompts)
+        except ValueError as error:
+            lines.append((what, f"none: {error}", *["-"] * 4))
+            continue
+        regressed, placed, unsure, fixed = found
         lines.append((what, count, regressed, "-" if figure is None else f"{placed} ({figure})", unsure, fixed))
     head = ("planted", "gatings", "REGRESSED", "in its figure", "INCONCLUSIVE", "beyond fixed thresholds")
     return Table(head, lines)
@@ -256,7 +260,7 @@ def served_rates_main() -> None:
     draw = words.add_parser("draw", help="draw gatings from reduced files")
     draw.add_argument("file", type=Path)
     draw.add_argument("--draws", type=int, default=100, help="gatings of each plant; three times as many of nothing")
-    draw.add_argument("--prompts", type=int, default=80, help="prompts of a gating, under each load")
+    draw.add_argument("--prompts", type=int, default=80, help="prompts of a gating under each load, or all there are")
     given = parser.parse_args()
     if given.word == "keep":
         made = json.loads((given.run.parent / "MANIFEST.json").read_text(encoding="utf-8"))
