@@ -25,10 +25,10 @@ from benchsuite.workshop.gate.served import (
     LOSS,
     SLOWER,
     drawn_rates,
-    kept,
     less_accepted,
     nothing_planted,
     read_runs,
+    reduced_run,
     served_rates_main,
     slower_tokens,
 )
@@ -55,7 +55,7 @@ def served_content() -> dict[str, Any]:
 
 
 def test_what_is_kept_of_a_run_counts_and_lasts_as_the_whole_of_it(served_content: dict[str, Any]) -> None:
-    short = json.loads(json.dumps(kept(served_content, {"commit": "c"})))
+    short = json.loads(json.dumps(reduced_run(served_content, {"commit": "c"})))
     assert short["made"] == {"commit": "c"}
     for whole, run in zip(read_runs(served_content), read_runs(short), strict=True):
         assert (run.load, run.workloads, run.names) == (whole.load, whole.workloads, ["one", "two"])
@@ -91,7 +91,7 @@ def test_nothing_is_found_of_nothing_and_losses_are(
 
 
 def test_what_is_planted_is_as_large_as_it_is_said_to_be(served_content: dict[str, Any]) -> None:
-    run = read_runs(kept(served_content, {}))[0]
+    run = read_runs(reduced_run(served_content, {}))[0]
     mine = [block for block in run.blocks if block.endpoint == "one"]
     dice = random.Random(0)
     assert nothing_planted(mine, dice) == mine

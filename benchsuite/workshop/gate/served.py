@@ -55,7 +55,7 @@ class KeptRun:
 
 
 def read_runs(content: Mapping[str, Any]) -> list[KeptRun]:
-    """Return the loads of a ``serving.json``, or of what ``kept`` made of one."""
+    """Return the loads of a ``serving.json``, or of what ``reduced_run`` made of one."""
     workloads = [prompt["workload"] for prompt in content["prompts"]]
     return [
         KeptRun(Traffic(**one["load"]), workloads, [_block(block) for block in one["blocks"]])
@@ -92,7 +92,7 @@ def _sent(content: Mapping[str, Any]) -> Sent:
     return Sent(content["prompt"], *times, reply, late_s=content["late_s"])
 
 
-def kept(content: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+def reduced_run(content: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ``serving.json`` with what the gate reads alone: of each answer its first and last piece, and its text;
     of each server, what it counted, wherever it says so. Texts of prompts are left out."""
     found = []
@@ -264,7 +264,7 @@ def served_rates_main() -> None:
     given = parser.parse_args()
     if given.word == "keep":
         made = json.loads((given.run.parent / "MANIFEST.json").read_text(encoding="utf-8"))
-        whole = json.dumps(kept(json.loads(given.run.read_text(encoding="utf-8")), made), sort_keys=True)
+        whole = json.dumps(reduced_run(json.loads(given.run.read_text(encoding="utf-8")), made), sort_keys=True)
         write_file(given.file, gzip.compress(whole.encode(), mtime=0))
         return
     runs = read_runs(json.loads(gzip.decompress(given.file.read_bytes())))
