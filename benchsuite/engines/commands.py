@@ -30,7 +30,20 @@ def add_engines(commands: Any) -> None:
     served.add_argument("--rows", default="4", help=f"most requests at once {SHOWN}")
     served.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting in its own words")
     served.set_defaults(run=_serve)
-    for part in (made, served):
+    compared = parts.add_parser(
+        "bench", help="every engine's speculation at its best, certified, in one table with ours"
+    )
+    compared.add_argument("names", nargs="*", metavar="NAME", help="engines with a server; default: vllm llama_cpp")
+    compared.add_argument("--model", default="smollm2-135m", help=f"a target that all of them read {SHOWN}")
+    kinds = "chat,question_answering,code_editing,rewriting"
+    compared.add_argument("--workload", default=kinds, help=f"kinds of text {SHOWN}")
+    compared.add_argument("--prompts", default="3", help=f"of each kind {SHOWN}")
+    compared.add_argument("--max-new-tokens", default="48", help=f"tokens of an answer {SHOWN}")
+    compared.add_argument("--results", type=Path, default="results", help=f"the folder of results {SHOWN}")
+    compared.add_argument("--no-search", action="store_true", help="each engine with its own K")
+    compared.add_argument("--no-certificates", action="store_true", help="the table alone")
+    compared.set_defaults(run=_bench)
+    for part in (made, served, compared):
         part.add_argument("--into", type=Path, default=".engines", help=f"the folder of all environments {SHOWN}")
     recorded = parts.add_parser("record", help="keep what a running server answers to all that is read of servers")
     recorded.add_argument("url", help="its address: http://127.0.0.1:8000, with #model if it has several")
@@ -67,6 +80,28 @@ def _serve(given: argparse.Namespace) -> None:
     )
     command = server_command(engine.name, ready_folder(engine, given.into), wanted)
     serve_until_signal(engine.name, command, wanted.port, _say)
+
+
+def _bench(given: argparse.Namespace) -> None:
+    from benchsuite import values
+    from benchsuite.engines.bench import EnginesPlan, bench_engines, commands_of, suite_python
+    from benchsuite.measure.workloads import workload_names
+    from specdec.lists import split_list
+
+    plan = EnginesPlan(
+        tuple(given.names or ("vllm", "llama_cpp")),
+        given.model,
+        given.into,
+        given.results,
+        suite_python(given.into),
+        tuple(name for text in split_list(given.workload) for name in workload_names(text)),
+        values.whole_number(given.prompts, "--prompts"),
+        values.whole_number(given.max_new_tokens, "--max-new-tokens"),
+        not given.no_search,
+        not given.no_certificates,
+    )
+    if bench_engines(plan, commands_of(plan), _say):
+        raise SpecdecError("something above has failed or was left out; each has its reason there")
 
 
 def _record(given: argparse.Namespace) -> None:

@@ -1,0 +1,225 @@
+"""``engines bench``: every engine's speculation at its own best, certified, and in one table with ours.
+
+The K of each server is searched for. Then the best of all run at once: those of an engine are certified by its plain
+server, greedy and sampled, completions and chat, and all stand in one run of the main job, beside our own rows and the
+engines with an interface of Python.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchsuite.benches.serving.bench import prompts_of
+from benchsuite.benches.serving.restarts import ServersInTurn
+from benchsuite.engines.contenders import CONTENDERS, OURS_HERE, PEERS, Contender
+from benchsuite.engines.environments import ready_folder
+from benchsuite.engines.launches import WantedServer, own_cores, server_command
+from benchsuite.engines.pins import chosen_pins
+from benchsuite.engines.search import CommandOf, best_ks, search_ks
+from benchsuite.measure.workloads import load_workload
+from specdec.errors import SpecdecError
+from specdec_plugins.endpoints.named import Endpoint
+
+SEARCHED = 1
+"""Prompts of each workload with which K is searched for: those behind the table's."""
+
+NEEDED_GB = {"vllm": 4.0, "llama_cpp": 1.0}
+"""Memory that must be free before a server of an engine is started, with what our own process takes beside it."""
+
+COLD = {"vllm": "vllm", "llama_cpp": "llama_cpp"}
+"""How the peer ``endpoint`` calls each engine's server."""
+
+CERTIFIED = (
+    ("completions, greedy", ()),
+    ("completions, sampled", ("--specdec-temperature", "1")),
+    ("chat, greedy", ("--specdec-endpoint-api", "chat")),
+    ("chat, sampled", ("--specdec-endpoint-api", "chat", "--specdec-temperature", "1")),
+)
+"""Ways in which servers are certified, with the options of ``pytest -m serving``."""
+
+Say = Callable[[str], None]
+Run = Callable[[Sequence[str]], int]
+"""Runs a command, which prints; returns its exit code."""
+
+
+@dataclass(frozen=True)
+class EnginesPlan:
+    """What is run. ``engines``: those with a server; ``into``: the folder of all environments; ``prompts`` of each of
+    the ``workloads``, with ``max_new_tokens`` each; ``searched``: whether K is searched for, or is an engine's own;
+    ``certified``: whether servers are certified; ``python`` runs the suite: that of the environment ``peers`` has the
+    engines with an interface of Python. ``results``: the folder of results. ``port``: the first server's; each further
+    one has the next."""
+
+    engines: tuple[str, ...]
+    model: str
+    into: Path
+    results: Path
+    python: str
+    workloads: tuple[str, ...]
+    prompts: int
+    max_new_tokens: int
+    searched: bool = True
+    certified: bool = True
+    contenders: tuple[Contender, ...] = CONTENDERS
+    port: int = 8600
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A contender's server."""
+
+    contender: Contender
+    k: int | None
+    endpoint: Endpoint
+
+
+def commands_of(plan: EnginesPlan) -> CommandOf:
+    """Return what makes the command of a contender's server. SpecdecError if an engine is not set up."""
+    folders = {one.name: ready_folder(one, plan.into) for one in chosen_pins([*plan.engines])}
+
+    def command_of(contender: Contender, k: int | None, port: int) -> str:
+        draft = plan.model if contender.drafts else None
+        wanted = WantedServer(plan.model, port, contender.speculation, k, draft, own_cores())
+        return server_command(contender.engine, folders[contender.engine], wanted)
+
+    return command_of
+
+
+def run_printing(command: Sequence[str]) -> int:
+    """Run a command, which prints where this process does; return its exit code."""
+    return subprocess.run(command, check=False).returncode
+
+
+def bench_engines(plan: EnginesPlan, command_of: CommandOf, say: Say, run: Run = run_printing) -> int:
+    """Search, certify and measure; return 0 if every server ran, none is a bug, and no row failed, else 1."""
+    best, left = _settings(plan, command_of, say)
+    running = [
+        RunningServer(one, k, Endpoint(one.name.replace(" ", "-"), f"http://127.0.0.1:{plan.port + place}"))
+        for place, (one, k) in enumerate(best.items())
+    ]
+    commands = {one.endpoint.name: command_of(one.contender, one.k, plan.port + n) for n, one in enumerate(running)}
+    with closing(ServersInTurn(commands)) as servers:
+        started = [one for one in running if _started(servers, one, say)]
+        left += len(running) - len(started)
+        peers, missing = peers_of(plan.python)
+        for line in missing:
+            say(line)
+        codes = [run(_main_job(plan, peers, started))]
+        for engine in plan.engines if plan.certified else ():
+            mine = [one for one in started if one.contender.engine == engine]
+            codes += [_certify(plan, mine, options, f"{engine}: {how}", say, run) for how, options in CERTIFIED]
+    return int(bool(left) or any(codes))
+
+
+def _settings(plan: EnginesPlan, command_of: CommandOf, say: Say) -> tuple[dict[Contender, int | None], int]:
+    """The contenders that run, each with its K, and how many have none."""
+    best, left = dict[Contender, int | None](), 0
+    workloads = [load_workload(name) for name in plan.workloads]
+    every = prompts_of(workloads)
+    table = {text for workload in workloads for text in workload.first(plan.prompts).prompts}
+    rest = [pair for pair in every if pair[1] not in table]
+    prompts = [pair for label in dict.fromkeys(label for label, _ in every) for pair in _of(rest, label)[:SEARCHED]]
+    for engine in plan.engines:
+        mine = [one for one in plan.contenders if one.engine == engine]
+        if not plan.searched:
+            best |= dict.fromkeys(mine)
+            continue
+        say(f"{engine}: K is searched for with {len(prompts)} prompts that the table does not have")
+        found = best_ks(search_ks(mine, command_of, prompts, plan.max_new_tokens, plan.port, say))
+        best |= {mine[0]: None, **found}
+        left += len(mine) - 1 - len(found)
+    return best, left
+
+
+def _of(pairs: Sequence[tuple[str, str]], label: str) -> list[tuple[str, str]]:
+    return [pair for pair in pairs if pair[0] == label]
+
+
+def _started(servers: ServersInTurn, one: RunningServer, say: Say) -> bool:
+    """Whether a server runs now; a line says why not."""
+    free, needed = psutil.virtual_memory().available / 1e9, NEEDED_GB[one.contender.engine]
+    if free < needed:
+        say(f"{one.contender.name}: left out: its server needs {needed:g} GB of memory, {free:.1f} are free")
+        return False
+    try:
+        servers.connect(one.endpoint)
+    except SpecdecError as error:
+        say(f"{one.contender.name}: left out: {error}")
+        return False
+    return True
+
+
+ASKED = """
+import json, sys
+from benchsuite.measure.peers import parse_peer
+from specdec.errors import SpecdecError
+for peer in json.loads(sys.argv[1]):
+    try:
+        parse_peer(peer)
+        print(json.dumps([peer, ""]))
+    except SpecdecError as error:
+        print(json.dumps([peer, str(error)]))
+"""
+
+
+def peers_of(python: str) -> tuple[list[str], list[str]]:
+    """Return the peers that a Python can run, and a line for each of the others. SpecdecError if it has no suite."""
+    asked = [python, "-c", ASKED, json.dumps(PEERS)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SpecdecError(f"{python} cannot run the suite: {done.stderr.strip().splitlines()[-1]}")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return [peer for peer, why in found if not why], [f"{peer}: left out: {why}" for peer, why in found if why]
+
+
+def _main_job(plan: EnginesPlan, peers: Sequence[str], started: Sequence[RunningServer]) -> list[str]:
+    """The command of the table."""
+    plain = {one.contender.engine: one.endpoint.name for one in started if not one.contender.speculation}
+    rows = [*peers]
+    for one in started:
+        engine = one.contender.engine
+        named = f"url={one.endpoint.url}, name={one.endpoint.name}, server={COLD[engine]}"
+        own = f", plain={plain[engine]}" if one.contender.speculation and engine in plain else ""
+        rows.append(f"endpoint({named}{own})")
+    return [
+        *(plan.python, "-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--benchmark-quiet"),
+        *("--specdec-target", plan.model, "--specdec-arm", OURS_HERE, "--specdec-peer", ", ".join(rows)),
+        *("--specdec-across", "dtype,compile", *_shared(plan)),
+    ]
+
+
+def _shared(plan: EnginesPlan) -> tuple[str, ...]:
+    return (
+        *("--specdec-workload", ",".join(plan.workloads), "--specdec-prompts", str(plan.prompts)),
+        *("--specdec-max-new-tokens", str(plan.max_new_tokens), "--specdec-results", str(plan.results)),
+    )
+
+
+def _certify(
+    plan: EnginesPlan, mine: Sequence[RunningServer], options: Sequence[str], title: str, say: Say, run: Run
+) -> int:
+    """Certify an engine's servers by its plain one, in one way; no speed of this run is meant."""
+    if len(mine) < 2:
+        return 0
+    say(f"\n{title}")
+    endpoints = ",".join(f"{one.endpoint.name}={one.endpoint.url}" for one in mine)
+    judge = ("--specdec-certify-by", plan.model) if "chat" in options and "1" in options else ()
+    job = (plan.python, "-m", "pytest", "--pyargs", "benchsuite.test_serving", "-m", "serving", "--benchmark-quiet")
+    return run([*job, "--specdec-endpoint", endpoints, "--specdec-concurrency", "1", *options, *judge, *_shared(plan)])
+
+
+def suite_python(into: Path) -> str:
+    """The Python that runs the suite: that of the environment ``peers``, if it is set up, else this one."""
+    try:
+        [peers] = chosen_pins(["peers"])
+        return str(ready_folder(peers, into) / "bin" / "python")
+    except SpecdecError:
+        return sys.executable

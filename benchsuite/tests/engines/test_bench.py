@@ -1,0 +1,96 @@
+"""``engines bench``: the best K of each server is searched for, and what is left out is named and fails it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchsuite.engines.bench import CERTIFIED, EnginesPlan, bench_engines
+from benchsuite.engines.contenders import CONTENDERS, Contender
+from benchsuite.engines.search import TriedK, best_ks, search_ks
+
+PLAIN, ONE, TWO = (Contender("llama_cpp", name) for name in ("plain", "one", "two"))
+
+
+def test_the_best_k_is_that_of_the_most_speed_and_none_where_nothing_ran() -> None:
+    tried = [TriedK(ONE, 2, 0.5), TriedK(ONE, 4, 0.7), TriedK(ONE, 8, None, "refused"), TriedK(ONE, 16, 0.6)]
+    assert best_ks([*tried, TriedK(TWO, None, None, "refused")]) == {ONE: 4}
+    assert best_ks([*reversed(tried), TriedK(TWO, None, 0.1)]) == {TWO: None, ONE: 4}
+
+
+def test_every_engine_decodes_plainly_before_it_speculates_and_every_row_has_its_name() -> None:
+    for engine in {one.engine for one in CONTENDERS}:
+        first, *others = [one for one in CONTENDERS if one.engine == engine]
+        assert not first.speculation
+        assert all(one.speculation for one in others)
+    assert len({one.name for one in CONTENDERS}) == len(CONTENDERS)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports that nothing listens at."""
+    for first in range(20000 + os.getpid() % 10000, 32000, count):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no ports are free")
+
+
+def our_command(contender: Contender, k: int | None, port: int) -> str:
+    """Our own server over the tiny model in the place of an engine's; for a draft of its own a command that ends."""
+    if contender.drafts:
+        return f"{sys.executable} -c 'raise SystemExit(3)'"
+    draft = f" --draft ngram --k {k or 4}" if contender.speculation else ""
+    return f"{sys.executable} -m benchsuite.tests.our_server --target tiny --port {port}{draft}"
+
+
+@pytest.mark.slow
+def test_each_k_is_measured_beside_the_plain_server_and_one_that_does_not_start_says_why() -> None:
+    speculates, broken = (
+        Contender("llama_cpp", "fast", "ngram-simple", (2, 4)),
+        Contender("llama_cpp", "d", "d", (), True),
+    )
+    said: list[str] = []
+    prompts = [("chat", f"Say {word}") for word in ("one", "two")]
+    found = search_ks([PLAIN, speculates, broken], our_command, prompts, 6, free_ports(2), said.append)
+    assert [(one.contender, one.k) for one in found] == [(speculates, 2), (speculates, 4), (broken, None)]
+    assert all(one.speed and one.speed > 0 for one in found[:2])
+    assert found[2].speed is None
+    assert "ended with 3" in found[2].why
+    assert [line.partition(":")[0] for line in said] == ["fast K = 2", "fast K = 4", "d"]
+
+
+@pytest.mark.slow
+def test_servers_are_rows_over_their_own_plain_one_and_certified_in_every_way(tmp_path: Path) -> None:
+    ran: list[Sequence[str]] = []
+    said: list[str] = []
+
+    def run(command: Sequence[str]) -> int:
+        ran.append(command)
+        return 0
+
+    mine = (PLAIN, Contender("llama_cpp", "fast", "ngram-simple"), Contender("llama_cpp", "a draft", "d", (), True))
+    plan = EnginesPlan(("llama_cpp",), "tiny", tmp_path, tmp_path, sys.executable, ("chat",), 1, 4, searched=False)
+    plan = replace(plan, contenders=mine, port=free_ports(3))
+    assert bench_engines(plan, our_command, said.append, run) == 1, "what drafts by a model did not start"
+    table, *certificates = ran
+    text = shlex.join(table)
+    assert "name=plain, server=llama_cpp)" in text
+    assert "name=fast, server=llama_cpp, plain=plain)" in text
+    assert "a-draft" not in text
+    assert any(line.startswith("a draft: left out: the server of a-draft ended with 3") for line in said), said
+    assert len(certificates) == len(CERTIFIED)
+    for command, (how, options) in zip(certificates, CERTIFIED, strict=True):
+        assert set(options) <= set(command), how
+        assert command[command.index("--specdec-endpoint") + 1].startswith("plain=http://127.0.0.1:")
