@@ -29,6 +29,9 @@ from specdec import Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecE
 SLACK_S = 1e-3
 """Seconds by which the clock of an engine may differ from the kit's."""
 
+FAMILY = "llama-16"
+"""The target's family (``models.families``)."""
+
 ROWS, LENGTH = 4, 192
 """The most requests of a call, and tokens of a request, that the kit asks for."""
 
@@ -41,7 +44,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def kit_target() -> Path:
     """The kit's target as a GGUF file; written once in a process, to a folder that is removed at its end."""
     path = Path(_folder().name) / "llama.gguf"
-    return path if path.exists() else save_gguf(families.build_model("llama"), path)
+    return path if path.exists() else save_gguf(families.build_model(FAMILY), path)
 
 
 class _Once:
@@ -51,7 +54,7 @@ class _Once:
         self.made: list[weakref.ref[PreTrainedModel]] = []
 
     def __call__(self) -> PreTrainedModel:
-        model = families.build_model("llama")
+        model = families.build_model(FAMILY)
         self.made.append(weakref.ref(model))
         return model
 
@@ -153,7 +156,7 @@ class EngineChecks(Checks):
         """Greedy outputs are plain decoding's, or certified ties; not of an engine with arithmetic of its own."""
         if self.own_arithmetic:
             pytest.skip("claimed: own_arithmetic=True")
-        build, work = kit_assembly("llama", 1, ()), self.work()
+        build, work = kit_assembly(FAMILY, 1, ()), self.work()
         plain, judge = EngineSource(build.engine(None)), Judge(build.target, range(40))
         other = PeerRunner(Arm(_SETTING, peer=self.text), self.peer())
         for request, pair in zip(work, zip(plain.tokens(work), other.tokens(work), strict=True), strict=True):

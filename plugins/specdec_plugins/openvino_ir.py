@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,13 +128,15 @@ def _attends_by_torch(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Leave out what torch, transformers and OpenVINO warn of in every trace."""
+    """Leave out what torch, transformers and OpenVINO warn of in every trace, and OpenVINO's report to its makers."""
     logger = logging.getLogger("transformers")
-    before = logger.level
+    level, ci = logger.level, os.environ.get("CI")
     logger.setLevel(logging.ERROR)
+    os.environ["CI"] = "true"  # with which openvino_telemetry sends nothing
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
+        os.environ.pop("CI") if ci is None else os.environ.update(CI=ci)

@@ -71,10 +71,15 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 }
 """A config of each family; ``smollm2`` ties its embeddings, ``mistral`` has sliding layers only."""
 
+WIDE: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama-16": lambda: LlamaConfig(**{**_COMMON, "hidden_size": 64, "head_dim": 16}, num_hidden_layers=2),
+}
+"""Targets of other engines: the attention of some takes heads of 16 numbers or a multiple."""
+
 
 def build_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Return a random model of the family on the CPU; the same seed gives the same model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[family](), dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config((CONFIGS | WIDE)[family](), dtype=torch.float32)
     return model.eval().to(dtype)

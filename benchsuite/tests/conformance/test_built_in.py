@@ -99,6 +99,11 @@ TestLlamaCpp = slow(conformance.engine("llama_cpp", own_arithmetic=True, refuses
 TestLlamaCppLookup = slow(
     conformance.engine("llama_cpp_prompt_lookup(k=3)", own_arithmetic=True, refuses=["k=0", "ngram=0", "threads=0"])
 )
+TestOnnxRuntime = slow(conformance.engine("onnxruntime", refuses=["threads=0"]))
+TestOnnxRuntimeNgrams = slow(
+    conformance.engine("onnxruntime_speculative(k=3)", refuses=["k=0", "k=17", "ngram=0", "ngram=16", "chained=1"])
+)
+TestOnnxRuntimeDraft = slow(conformance.engine("onnxruntime_speculative(model=tiny, k=3)", refuses=["model=tiny, k=0"]))
 TestOpenVino = slow(conformance.engine("openvino", own_arithmetic=True, refuses=["threads=0"]))
 TestOpenVinoLookup = slow(
     conformance.engine("openvino_prompt_lookup(k=3)", own_arithmetic=True, refuses=["k=0", "ngram=0", "threads=0"])

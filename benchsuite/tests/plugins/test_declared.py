@@ -41,6 +41,8 @@ OPTIONS = {
         "endpoint": "url='', name='server', model='', server='other', prompt='ids', plain=''",
         "llama_cpp": "threads=None",
         "llama_cpp_prompt_lookup": "k=10, ngram=2, threads=None",
+        "onnxruntime": "threads=None",
+        "onnxruntime_speculative": "k=4, ngram=2, chained=False, model=None, threads=None",
         "openvino": "threads=None",
         "openvino_draft": "model=None, k=4, threads=None",
         "openvino_prompt_lookup": "k=5, ngram=3, threads=None",
@@ -147,6 +149,7 @@ def test_controllers_name_the_option_that_k_sets_and_peers_what_they_are_compare
     references = {name: getattr(of("peer", name).factory, "reference", None) for name in OPTIONS["peer"]}
     assert {name: other for name, other in references.items() if isinstance(other, str)} == {
         "llama_cpp_prompt_lookup": "llama_cpp",
+        "onnxruntime_speculative": "onnxruntime",
         "openvino_draft": "openvino",
         "openvino_prompt_lookup": "openvino",
         "transformers_assisted": "transformers",

@@ -23,6 +23,8 @@ KINDS = {
     "endpoint": (None, True, False, False),
     "llama_cpp": (None, True, False, True),
     "llama_cpp_prompt_lookup": ("llama_cpp", True, False, True),
+    "onnxruntime": (None, False, False, False),
+    "onnxruntime_speculative": ("onnxruntime", False, False, False),
     "openvino": (None, True, True, False),
     "openvino_draft": ("openvino", True, True, False),
     "openvino_prompt_lookup": ("openvino", True, True, False),

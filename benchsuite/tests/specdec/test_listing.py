@@ -35,7 +35,8 @@ DRAFTS = sorted(
     )
 )
 ENGINES = [
-    *("endpoint", "llama_cpp", "llama_cpp_prompt_lookup", "openvino", "openvino_draft", "openvino_prompt_lookup"),
+    *("endpoint", "llama_cpp", "llama_cpp_prompt_lookup", "onnxruntime", "onnxruntime_speculative"),
+    *("openvino", "openvino_draft", "openvino_prompt_lookup"),
     *("transformers", "transformers_assisted"),
     *("transformers_compiled", "transformers_prompt_lookup", "vllm", "vllm_speculative"),
 ]
