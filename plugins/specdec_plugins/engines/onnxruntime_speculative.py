@@ -53,7 +53,7 @@ class OnnxRuntimeSpeculative(OnnxRuntime):
         draft = self._converted(env, loaded.model)
         self.set_up_seconds = {"convert": seconds + self.set_up_seconds["convert"]}
         with tempfile.TemporaryDirectory(prefix="specdec-") as folder:
-            self._load(env, threads, joined(target, draft, Path(folder)), {"max_draft_tokens": k})
+            self._load(env, threads, paired_folder(target, draft, Path(folder)), {"max_draft_tokens": k})
 
     @classmethod
     def check_options(cls, **options: object) -> None:
@@ -75,7 +75,7 @@ class OnnxRuntimeSpeculative(OnnxRuntime):
         return f"{super().described()}; {self._proposes}, k={self._k}"
 
 
-def joined(target: Path, draft: Path, folder: Path) -> Path:
+def paired_folder(target: Path, draft: Path, folder: Path) -> Path:
     """Make ``folder`` that of a target with a draft model, both in ONNX, which stay where they are; return it."""
     config = json.loads((target / "genai_config.json").read_text())["model"]
     config["draft"] = json.loads((draft / "genai_config.json").read_text())["model"]["decoder"]
