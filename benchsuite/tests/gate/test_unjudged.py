@@ -85,6 +85,12 @@ def test_beside_a_row_that_is_judged_one_that_is_not_passes_and_is_named() -> No
     assert made.clocked == []
 
 
+def test_other_tokens_alone_may_be_accepted() -> None:
+    made = trial(Record({}, {"row": OURS}), Record({}, {"row": replace(OURS, digest="e")}), **LET, update=True)
+    made.levels = (0,)
+    assert GateVerdict.ERROR not in {one.verdict for one in made.findings()}
+
+
 def test_what_is_let_through_as_undecided_is_judged_if_it_was_timed() -> None:
     other = replace(OURS, digest="e", launches=OURS.launches)
     made = trial(Record({}, {"row": OURS}), Record({}, {"row": other}), **LET)
