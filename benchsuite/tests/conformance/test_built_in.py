@@ -92,6 +92,9 @@ TestGarbage = slow(conformance.draft("garbage"), FAKE, REPLAYED, SAMPLED)
 
 TestTransformers = slow(conformance.engine("transformers", refuses=["cache=sttic", "cache=4"]))
 TestTransformersStatic = slow(conformance.engine("transformers(cache=static)"))
+TestTransformersEarlyExit = slow(
+    conformance.engine("transformers_early_exit(layers=1, k=3)", refuses=["layers=0", "k=0"])
+)
 TestTransformersLookup = slow(
     conformance.engine("transformers_prompt_lookup(k=3)", refuses=["k=0", "ngram=0", "k=2.5"])
 )

@@ -312,6 +312,20 @@ def test_a_forward_past_the_end_of_the_output_emits_nothing() -> None:
     assert (outcome.forwards or 0) == (usual.forwards or 0) + 1
 
 
+@pytest.mark.parametrize("text", ["transformers_prompt_lookup(k=3)", "transformers_early_exit(layers=1, k=3)"])
+def test_a_peer_of_transformers_counts_the_candidates_that_generate_accepted(text: str) -> None:
+    """Each step emits one token more than it accepted, up to the end of the output."""
+    work = requests(SamplingParams(max_new_tokens=30), 2)
+    outcome = peer_runner(text, cyclic()).run(work)
+    assert outcome.tokens == peer_runner("transformers", cyclic()).tokens(work)
+    assert outcome.counts is not None
+    steps = [size for request in counts(outcome) for size in request]
+    gained = sum(steps) - len(steps)
+    assert 0 < gained <= (outcome.counts.accepted or 0) <= gained + 2 * 3
+    assert (outcome.counts.proposed or 0) >= (outcome.counts.accepted or 0)
+    assert len(outcome.counts.proposed_by_position) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "kind"),

@@ -49,6 +49,7 @@ OPTIONS = {
         "transformers": "cache='dynamic'",
         "transformers_assisted": "model=None, k=4",
         "transformers_compiled": "none",
+        "transformers_early_exit": "layers=4, k=4",
         "transformers_prompt_lookup": "k=10, ngram=2",
         "vllm": "memory=None, eager=False",
         "vllm_speculative": "method='ngram', k=4, ngram=4, shortest=2, model=None, draft=None, "
@@ -154,6 +155,7 @@ def test_controllers_name_the_option_that_k_sets_and_peers_what_they_are_compare
         "openvino_prompt_lookup": "openvino",
         "transformers_assisted": "transformers",
         "transformers_compiled": "transformers",
+        "transformers_early_exit": "transformers",
         "transformers_prompt_lookup": "transformers",
         "vllm_speculative": "vllm",
     }

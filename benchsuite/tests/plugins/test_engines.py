@@ -414,6 +414,22 @@ def test_an_assistant_proposes_the_same_number_in_every_step_and_is_never_unsure
     assert peer._model is None
 
 
+def test_a_target_cannot_be_left_after_its_last_layer_and_its_own_defaults_come_back() -> None:
+    model = Generates()
+    most = model.config.num_hidden_layers
+    peer = Registry().peer(f"transformers_early_exit(layers={most - 1}, k=3)", kit_env(lambda: model))
+    seen = list[Any]()
+    generate = model.generate
+    model.generate = lambda *given, **named: seen.append(model.generation_config) or generate(*given, **named)  # type: ignore[method-assign,func-returns-value]
+    peer.generate([Request(0, (7, 8), SamplingParams(max_new_tokens=2))])
+    assert model.given["assistant_early_exit"] == most - 1
+    assert (seen[0].num_assistant_tokens, seen[0].num_assistant_tokens_schedule) == (3, "constant")
+    assert (seen[0].assistant_confidence_threshold, model.generation_config.num_assistant_tokens) == (0.0, None)
+    assert peer.described().endswith(f", not compiled; early exit after {most - 1} layers, k=3")
+    with pytest.raises(SpecdecError, match=rf"layers of .* is {most}, and the target .* has {most}; expected fewer, "):
+        Registry().peer(f"transformers_early_exit(layers={most})", kit_env(Generates))
+
+
 def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.peer.find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
@@ -463,3 +479,31 @@ def test_cuda_graphs_that_torch_compile_skips_stand_on_the_card() -> None:
     peer.warm_up(Request(0, (7, 8), SamplingParams(max_new_tokens=2)))
     assert peer.conditions()["compile"] == "default, 2 CUDA graphs skipped"
     assert "mode default, 2 CUDA graphs skipped" in peer.described()
+
+
+def test_vllms_workers_are_waited_for_until_they_are_idle_and_no_time_has_that(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker looks for its next step in a loop, for a second after the last one."""
+    clock, step = [0.0], vllm.step
+
+    def children(self: object, recursive: bool = False) -> list[SimpleNamespace]:
+        spent = min(clock[0], 11.0) - 10.0  # it is busy for one second after its work
+        return [SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=spent, system=0.0))]
+
+    def timed_step() -> list[SimpleNamespace]:
+        clock[0] += 5.0
+        return step()
+
+    vllm.step = timed_step  # type: ignore[method-assign]
+    monkeypatch.setattr("psutil.Process.children", children)
+    clocks = SimpleNamespace(
+        monotonic=lambda: clock[0],
+        perf_counter=lambda: clock[0],
+        sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds),
+    )
+    monkeypatch.setattr("specdec_plugins.engines.vllm.time", clocks)
+    monkeypatch.setattr("specdec.devices.time", clocks)
+    [done] = Registry().peer("vllm", kit_env(None)).generate([Request(0, (1,), SamplingParams(max_new_tokens=4))])
+    assert done.seconds == 10.0
+    assert 11.0 < clock[0] < 11.5

@@ -31,6 +31,7 @@ KINDS = {
     "transformers": (None, False, False, False),
     "transformers_assisted": ("transformers", False, False, False),
     "transformers_compiled": ("transformers", False, False, False),
+    "transformers_early_exit": ("transformers", False, False, False),
     "transformers_prompt_lookup": ("transformers", False, False, False),
     "vllm": (None, True, True, False),
     "vllm_speculative": ("vllm", True, True, False),
@@ -170,6 +171,10 @@ def test_the_lookup_of_transformers_has_its_defaults() -> None:
         ("transformers(cache=statik)", "unknown cache of the peer transformers 'statik'; did you mean 'static'"),
         ("transformers_prompt_lookup(k=0)", "k of the peer transformers_prompt_lookup is 0; expected a whole number"),
         ("transformers_prompt_lookup(ngram=0)", "ngram of the peer transformers_prompt_lookup is 0; expected a whole"),
+        (
+            "transformers_early_exit(layers=0)",
+            "layers of the peer transformers_early_exit is 0; expected a whole number",
+        ),
         ("transformers_assisted(model=x, k=0)", "k of the peer transformers_assisted is 0; expected a whole number"),
         ("transformers_assisted(model=3)", "model of the peer transformers_assisted is 3; expected the assistant's na"),
     ],

@@ -38,7 +38,7 @@ ENGINES = [
     *("endpoint", "llama_cpp", "llama_cpp_prompt_lookup", "onnxruntime", "onnxruntime_speculative"),
     *("openvino", "openvino_draft", "openvino_prompt_lookup"),
     *("transformers", "transformers_assisted"),
-    *("transformers_compiled", "transformers_prompt_lookup", "vllm", "vllm_speculative"),
+    *("transformers_compiled", "transformers_early_exit", "transformers_prompt_lookup", "vllm", "vllm_speculative"),
 ]
 POLICIES = (
     "block",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
 import torch
@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from specdec import Generation, Peer, PeerEnv, Request, SpecdecError, hookimpl
+from specdec import DraftCounts, Generation, Peer, PeerEnv, Request, SpecdecError, hookimpl
 from specdec.devices import Stopwatch, synchronize
 from specdec.errors import unknown
 from specdec.peer import PeerFactory
@@ -124,15 +124,18 @@ class Transformers(Peer):
 
     def _timed(self, request: Request) -> Generation:
         device = self._opened().device
-        arrivals = _Arrivals(device)
+        arrivals, steps = _Arrivals(device), _Candidates()
         synchronize(device)
         start = arrivals.watch.mark()
-        with arrivals.after_forwards_of(self._model) if self._proposes else nullcontext():
+        with ExitStack() as noting:
+            if self._proposes:
+                noting.enter_context(arrivals.after_forwards_of(self._model))
+                noting.enter_context(steps.of(self._model))
             out = self._generate(request, stopping_criteria=[arrivals])
         output = tuple(out[0, len(request.prompt) :].tolist())
         seconds = arrivals.watch.seconds(start, arrivals.watch.mark())
         emissions = arrivals.emissions(start, len(request.prompt), len(output))
-        return Generation(output, emissions, seconds, len(arrivals.seen) - 1)
+        return Generation(output, emissions, seconds, len(arrivals.seen) - 1, counts=steps.counts)
 
     def logits_at(self, request: Request, index: int) -> Tensor | None:
         """Generate again, and take the logits of output token ``index``."""
@@ -198,6 +201,51 @@ class _Arrivals:
                 found.append((self.watch.seconds(start, mark), now - before))
             before = now
         return tuple(found)
+
+
+class _Candidates:
+    """Notes how many candidates each step of ``generate`` had, and how many of them matched, as ``generate`` tells the
+    generator of its candidates. ``counts`` is None of a version of transformers that makes no such generator."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int]] = []
+        self._noted = False
+
+    @property
+    def counts(self) -> DraftCounts | None:
+        """The counts of these steps."""
+        return DraftCounts.of_steps(self.found) if self._noted else None
+
+    @contextmanager
+    def of(self, model: Any) -> Iterator[None]:
+        """Note the steps of a model's ``generate``."""
+        make = getattr(model, "_get_candidate_generator", None)
+        if make is None:
+            yield
+            return
+        self._noted = True
+
+        def noting(*given: Any, **named: Any) -> Any:
+            made = make(*given, **named)
+            propose, hear = made.get_candidates, made.update_candidate_strategy
+
+            def get_candidates(ids: Tensor, *more: Any, **others: Any) -> Any:
+                candidates = propose(ids, *more, **others)
+                self.found.append((candidates[0].shape[1] - ids.shape[1], 0))
+                return candidates
+
+            def update_candidate_strategy(ids: Tensor, scores: Tensor, matches: Any) -> Any:
+                self.found[-1] = self.found[-1][0], int(matches)
+                return hear(ids, scores, matches)
+
+            made.get_candidates, made.update_candidate_strategy = get_candidates, update_candidate_strategy
+            return made
+
+        model._get_candidate_generator = noting
+        try:
+            yield
+        finally:
+            del model._get_candidate_generator
 
 
 @hookimpl

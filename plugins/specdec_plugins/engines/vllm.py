@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import count
 from typing import Annotated, Any
 
+import psutil
 import torch
 
 from specdec import DraftCounts, Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, catalog, hookimpl
@@ -39,6 +41,10 @@ LEAST_CACHE = 2**28
 
 DRAFTS_TOO = 3
 """The cache's room on a CPU, in times of the target's keys and values: those of a draft model, and rounding."""
+
+
+LOOK, LONGEST_LOOP = 0.2, 5.0
+"""Seconds of one look at vLLM's processes, and after which they are looked at no more."""
 
 
 class Vllm(Peer):
@@ -118,6 +124,7 @@ class Vllm(Peer):
                 tokens[output.request_id] = found
                 if new:
                     arrived[output.request_id].append((mark, new))
+        _wait_for_idle_workers()
         return [
             Generation(
                 tuple(tokens[name]),
@@ -170,6 +177,28 @@ def _room(env: PeerEnv, memory: float | None) -> dict[str, Any]:
         return {"gpu_memory_utilization": 0.9 if memory is None else memory}
     _, cell = catalog.sizes(env.target, catalog.read_config(env.target), env.dtype)
     return {"kv_cache_memory_bytes": max(LEAST_CACHE, DRAFTS_TOO * cell * env.max_rows * env.max_length)}
+
+
+def _wait_for_idle_workers() -> None:
+    """Wait, after all that is timed, until vLLM's processes are idle: a worker looks for its next step in a loop, for a
+    second after the last one, and would slow down what runs next."""
+    end = time.monotonic() + LONGEST_LOOP
+    spent = _worked()
+    while spent is not None and time.monotonic() < end:
+        time.sleep(LOOK)
+        before, spent = spent, _worked()
+        if spent is None or spent - before < 0.1 * LOOK:
+            return
+
+
+def _worked() -> float | None:
+    """The processor seconds of all processes below this one; None if there are none."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            found.append(times.user + times.system)
+    return sum(found) if found else None
 
 
 def _counts(output: Any) -> DraftCounts | None:
