@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,7 +209,8 @@ def inside(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
         found = sorted(file for kind in ("*.py", "*.ini") for file in folder.rglob(kind))
         texts = tuple((str(file.relative_to(folder)), file.read_text()) for file in found)
         words = tuple(word for word in command if not word.startswith("--gate-save="))
-        path = variables["PYTHONPATH"].replace(str(folder), "")  # a worktree has another name each time
+        path = variables["PYTHONPATH"].replace(str(folder), "")  # a worktree has another name each time, and so has
+        path = re.sub(rf"{tempfile.gettempdir()}/specdec-gate-[^/:]*", "", path)  # what is registered there
         same = variables[launcher.OTHER], texts, words, path
         if same in made:  # its clock is exact: another launch would write the same
             file.write_text(made[same])
