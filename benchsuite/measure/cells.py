@@ -250,6 +250,7 @@ def _stats(stats: Stats) -> dict[str, Any]:
         "calls": [[call.name, call.start, call.end] for call in stats.calls],
         "accepted_per_pos": stats.accepted_per_pos,
         "proposed_per_pos": stats.proposed_per_pos,
+        "chosen": stats.chosen,
         "counts": dict(stats.counts),
         "ops": [[op, backend, count] for (op, backend), count in sorted(stats.ops.items())],
     }
@@ -266,6 +267,7 @@ def _read_stats(found: Mapping[str, Any]) -> Stats:
         calls=[Call(*call) for call in found["calls"]],
         accepted_per_pos=found["accepted_per_pos"],
         proposed_per_pos=found["proposed_per_pos"],
+        chosen=found.get("chosen", []),  # older cells lack it
         counts=Counter(found["counts"]),
         ops=Counter({(op, backend): count for op, backend, count in found["ops"]}),
     )

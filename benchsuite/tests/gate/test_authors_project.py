@@ -82,7 +82,7 @@ def author(inside: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suit
     return made
 
 
-def merged(author: Suite, change: dict[str, str], *options: str, drafts: str = "mine") -> Done:
+def merge_of(author: Suite, change: dict[str, str], *options: str, drafts: str = "mine") -> Done:
     """Gate a commit that changes the plugin so, against the one before."""
     for name, text in change.items():
         (author.folder / name).write_text(text)
@@ -105,7 +105,7 @@ def test_a_harmless_change_passes_and_a_new_draft_is_a_new_row(author: Suite) ->
         "site/my_draft-1.dist-info/entry_points.txt": "[specdec]\nmine = my_draft\nother = my_draft.other\n",
         "site/my_draft/other.py": other,
     }
-    done = merged(author, change, "--gate-on-missing=new", "--gate-level=0,2", drafts="mine,other")
+    done = merge_of(author, change, "--gate-on-missing=new", "--gate-level=0,2", drafts="mine,other")
     new = "tiny-chat-other-match-k4-max_new_tokens40"
     refused(
         done, OK, "PASS: 3 rows at levels 0, 2 against", f"nothing got worse of what was gated; not gated (new): {new}"
@@ -115,12 +115,12 @@ def test_a_harmless_change_passes_and_a_new_draft_is_a_new_row(author: Suite) ->
 
 @pytest.mark.slow
 def test_a_draft_that_takes_a_fifth_longer_fails_the_merge_in_its_draft(author: Suite) -> None:
-    done = merged(author, {SOURCE: PLUGIN.replace("1.0, 100", "1.0, 120")})
+    done = merge_of(author, {SOURCE: PLUGIN.replace("1.0, 100", "1.0, 120")})
     refused(done, FAILED, f"REGRESSED at level 2, {ROW}: +", "where: draft +", f"{ROW} 0 PASS")
 
 
 @pytest.mark.slow
 def test_a_draft_that_loses_a_twentieth_of_its_acceptance_fails_the_merge_exactly(author: Suite) -> None:
     """Where the installed copy, whose counters were once compared, is the same for both."""
-    done = merged(author, {SOURCE: PLUGIN.replace("1.0, 100", "0.95, 100")}, "--gate-level=0")
+    done = merge_of(author, {SOURCE: PLUGIN.replace("1.0, 100", "0.95, 100")}, "--gate-level=0")
     refused(done, FAILED, f"REGRESSED at level 0, {ROW}: ", "num_accepted_tokens was", "where: acceptance")

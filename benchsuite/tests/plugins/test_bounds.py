@@ -38,7 +38,8 @@ CONTROLLERS = {
     "fixed": (
         ("k=0", "k=99"),
         ("k=-1", "k=100"),
-        "K is {k}; expected 0 to 99 (the arena holds sequences of 100)",
+        "K is {k}; expected 0 to 99: K proposals and the token before them must fit into the longest text, of 100 "
+        "tokens with its prompt; lower K, or allow more new tokens",
     ),
     "adaptive": (
         (

@@ -285,6 +285,11 @@ def test_tokens_that_do_not_spell_the_text_are_refused(names: list[str], text: s
             (Token("a", 3, -1.0, (("b", -0.5),)), Token("c")),
         ),
         ({"logprobs": {"tokens": ["a"]}, "token_ids": [9]}, (Token("a", 9),)),
+        # An echo's token_ids are those of the answer alone.
+        (
+            {"logprobs": {"tokens": ["a", "b", "c"]}, "prompt_token_ids": [7, 8], "token_ids": [9]},
+            (Token("a", 7), Token("b", 8), Token("c", 9)),
+        ),
     ],
 )
 def test_tokens_are_read_from_lists_side_by_side_and_from_content(choice: Any, tokens: Any) -> None:
@@ -302,6 +307,7 @@ def test_tokens_are_read_from_lists_side_by_side_and_from_content(choice: Any, t
         ({"logprobs": {"tokens": ["a"], "token_logprobs": [-1, -1]}}, "1 tokens, 2 token_logprobs, 1 top_logprobs"),
         ({"logprobs": {"tokens": ["a"], "top_logprobs": [None, None]}}, "1 tokens, 1 token_logprobs, 2 top_logprobs"),
         ({"logprobs": {"tokens": ["a", "b"]}, "token_ids": [1]}, "2 tokens .* 1 token_ids"),
+        ({"logprobs": {"tokens": ["a", "b"]}, "prompt_token_ids": [1, 2], "token_ids": [1]}, "2 tokens .* 3 token_ids"),
         ({"logprobs": {"tokens": ["a"]}, "token_ids": ["9"]}, "token_ids is '9'"),
         ({"logprobs": {"tokens": [None]}}, "token is None in .*; expected a text"),
         ({"logprobs": {"token_logprobs": [1]}}, "0 tokens, 1 token_logprobs"),

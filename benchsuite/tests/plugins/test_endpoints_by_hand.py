@@ -32,7 +32,7 @@ def client(**limits: Any) -> Client:
         (Ask("a", 4, seed=0, stream=False), {"stream": False, "seed": 0}),
         (Ask("a", 4, stop=("x",), stream=False), {"stream": False, "stop": ["x"]}),
         (Ask("a", 4, echo=True, stream=False), {"stream": False, "echo": True}),
-        (Ask("a", 4, logprobs=0, stream=False), {"stream": False, "logprobs": 0}),
+        (Ask("a", 4, logprobs=0, stream=False), {"stream": False, "logprobs": 0, "return_token_ids": True}),
         (
             Ask("a", 4, extra={"stream": 7, "own": 1}),
             {"stream": 7, "own": 1, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
@@ -54,6 +54,7 @@ def test_a_chat_request_has_one_users_message_and_its_own_way_to_ask_for_log_pro
         "messages": [{"role": "user", "content": "a"}],
         "logprobs": True,
         "top_logprobs": 3,
+        "return_token_ids": True,
         **NEUTRAL,
     }
 
@@ -115,6 +116,15 @@ def test_a_field_that_a_server_refuses_is_left_out_of_this_request_and_of_all_la
     assert refused == set(server.names)
     assert [body["prompt"] for body in server.bodies] == ["a"] * tries + ["b"]
     assert NEUTRAL.keys() - refused <= server.bodies[-1].keys(), "nothing else is left out"
+
+
+def test_the_numbers_of_tokens_are_a_wish_of_answers_that_come_whole_with_log_probabilities() -> None:
+    server = RefusingFields("return_token_ids")
+    known: dict[str, Any] = {"stream": False, "logprobs": 1}
+    assert server.asked(Ask("a", 1, **known), Ask("b", 1, **known)) == {"return_token_ids"}
+    assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
+    for ask in (Ask("a", 1, logprobs=1), Ask("a", 1, stream=False)):
+        assert "return_token_ids" not in ask.body("m").keys() | ask.optional
 
 
 def test_a_field_is_refused_by_its_whole_name() -> None:

@@ -97,7 +97,7 @@ def test_a_peer_is_one_arm_however_it_is_written_and_its_id_has_its_options() ->
         (Arm(SETTING, draft="ngram", controller="fix", k=4), "unknown controller 'fix'"),
         (Arm(SETTING, draft="oracle(2)", k=4), "rate is 2; expected a probability"),
         (Arm(SETTING, draft="ngram(n_max=1)", k=4), "n_min is 2 and n_max 1"),
-        (Arm(SETTING, draft="ngram", k=5000), r"K is 5000; expected 0 to \d+ \(the arena holds sequences of \d+\)"),
+        (Arm(SETTING, draft="ngram", k=5000), r"K is 5000; expected 0 to \d+: .* of \d+ tokens with its prompt"),
         (Arm(SETTING, draft="draft_model(layers=2)", k=2), "layers is 2; the target has 2, expected 1 to 1"),
         (Arm(SETTING, draft="draft_model(model=tiny,layers=1)", k=2), "takes model or layers, not both"),
         (Arm(SETTING, draft="draft_model(layers=0)", k=2), "layers is 0; the target has 2, expected 1 to 1"),

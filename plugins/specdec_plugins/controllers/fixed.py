@@ -26,7 +26,8 @@ class Fixed(Controller):
         self._k = k
         if not 0 <= self._k < env.max_length:
             raise SpecdecError(
-                f"K is {self._k}; expected 0 to {env.max_length - 1} (the arena holds sequences of {env.max_length})"
+                f"K is {self._k}; expected 0 to {env.max_length - 1}: K proposals and the token before them must fit "
+                f"into the longest text, of {env.max_length} tokens with its prompt; lower K, or allow more new tokens"
             )
 
     @property

@@ -325,13 +325,15 @@ def choice_tokens(choice: Mapping[str, Any]) -> tuple[Token, ...]:
     else:
         tokens = _of_lists(found)
     ids = _ids_of(choice)
+    if ids and len(ids) < len(tokens):
+        ids = [*_ids_of(choice, "prompt_token_ids"), *ids]  # with the prompt's tokens before the answer's
     if ids and tokens and len(ids) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens have log-probabilities, and there are {len(ids)} token_ids")
     return tuple(replace(token, id=number) for token, number in zip(tokens, ids, strict=True)) if ids else (*tokens,)
 
 
-def _ids_of(choice: Mapping[str, Any]) -> list[int]:
-    ids = [_whole("token_ids", one) for one in _list(choice, "token_ids")]
+def _ids_of(choice: Mapping[str, Any], name: str = "token_ids") -> list[int]:
+    ids = [_whole(name, one) for one in _list(choice, name)]
     return [one for one in ids if one is not None]
 
 

@@ -43,6 +43,10 @@ BEHIND_S = 0.1
 EACH_PIECE = "continuous_usage_stats"
 """The option of a stream that has every piece say how many tokens there are so far: vLLM's and SGLang's."""
 
+NUMBERS = "return_token_ids"
+"""The option of an answer with log-probabilities that also numbers its tokens: vLLM's. A text read again may be other
+tokens, and does not show the one that ended it."""
+
 NEUTRAL: Mapping[str, float] = MappingProxyType(
     {
         "top_p": 1.0,
@@ -101,7 +105,13 @@ class Ask:
     def optional(self) -> frozenset[str]:
         """The names that a server need not take: what they say is a default's value, or a wish."""
         set_here = {*self.extra, *(["top_p"] if self.top_p != NEUTRAL["top_p"] else [])}
-        return frozenset((NEUTRAL.keys() - set_here) | ({EACH_PIECE} if self.stream else set()))
+        wishes = {EACH_PIECE} if self.stream else {NUMBERS} if self._numbered else set[str]()
+        return frozenset((NEUTRAL.keys() - set_here) | wishes)
+
+    @property
+    def _numbered(self) -> bool:
+        """Whether the tokens of an answer are wished for by their numbers too."""
+        return self.logprobs is not None and not self.stream
 
     def body(self, model: str, without: Collection[str] = ()) -> dict[str, Any]:
         """The JSON of the request, without some of its ``optional`` names."""
@@ -129,6 +139,8 @@ class Ask:
             found["stream_options"] = {"include_usage": True} | (
                 {EACH_PIECE: True} if EACH_PIECE not in without else {}
             )
+        if self._numbered and NUMBERS not in without:
+            found[NUMBERS] = True
         if self.logprobs is not None:
             found |= {"logprobs": True, "top_logprobs": self.logprobs} if self.chat else {"logprobs": self.logprobs}
         return found | dict(self.extra)
