@@ -47,7 +47,7 @@ def add_engines(commands: Any) -> None:
         part.add_argument("--into", type=Path, default=".engines", help=f"the folder of all environments {SHOWN}")
     recorded = parts.add_parser("record", help="keep what a running server answers to all that is read of servers")
     recorded.add_argument("url", help="its address: http://127.0.0.1:8000, with #model if it has several")
-    recorded.add_argument("--into", type=Path, required=True, help="the folder to be made")
+    recorded.add_argument("--into", type=Path, required=True, metavar="FILE", help="to be made; .gz compresses it")
     recorded.add_argument("--note", action="append", default=[], metavar="NAME=TEXT", help="kept beside the answers")
     recorded.set_defaults(run=_record)
 
@@ -111,7 +111,8 @@ def _record(given: argparse.Namespace) -> None:
     if wrong := [text for text in given.note if "=" not in text]:
         raise SpecdecError(f"--note {wrong[0]!r} has no text; write NAME=TEXT")
     [endpoint] = parse_endpoints(f"recorded={given.url}")
-    _say(str(record_server(endpoint, given.into, dict(text.split("=", 1) for text in given.note))))
+    record_server(endpoint, given.into, dict(text.split("=", 1) for text in given.note))
+    _say(str(given.into))
 
 
 def _say(line: str) -> None:

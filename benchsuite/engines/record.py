@@ -1,7 +1,6 @@
-"""What a running server answers to the questions that this project reads, kept as files.
+"""What a running server answers to all that this project reads of servers, kept as one file.
 
-Requests and files have one name. Each server is asked everything, also in words of others: what it refuses is
-kept too.
+Every server gets every request, also those in words of others: a refusal is an answer too.
 """
 
 from __future__ import annotations
@@ -20,11 +19,6 @@ from benchsuite.machine.files import strict_json, write_file
 from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.client import NEUTRAL
 from specdec_plugins.endpoints.named import Endpoint
-
-INDEX = "recording.json"
-
-LARGE = 8_000
-"""Bytes of an answer from which on its file is compressed."""
 
 PAGES = ("/health", "/version", "/v1/models", "/props", "/slots", "/server_info")
 """Pages of settings; a server has some of them."""
@@ -72,72 +66,60 @@ def _bodies() -> dict[str, dict[str, Any]]:
 def _asked_as(kind: str) -> dict[str, dict[str, Any]]:
     """The ways in which a body is asked for."""
     named = {"logprobs": True, "top_logprobs": 3} if kind == "chat" else {"logprobs": 3}
-    ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     if kind == "echo":
         return {"whole": {"echo": True, **named, "max_tokens": 1}}
-    whole = {"whole": {}, "logprobs": named, "token-ids": named | ids, "stream": dict(STREAMED)}
-    ways = {**whole, "stream-logprobs": {**STREAMED, **named}}
+    ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    ways = {"whole": {}, "logprobs": named, "token-ids": named | ids, "stream-logprobs": {**STREAMED, **named}}
     if kind in ("text", "chat"):
-        return ways | {"timings": {"timings_per_token": True, "n_probs": 3}}
-    return {name: ways[name] for name in ("whole", "logprobs", "stream-logprobs")} | {"token-ids": ways["token-ids"]}
+        ways |= {"stream": dict(STREAMED), "timings": {"timings_per_token": True, "n_probs": 3}}
+    return ways
 
 
-def record_server(endpoint: Endpoint, folder: Path, notes: Mapping[str, str]) -> Path:
-    """Ask a server everything and keep its answers in ``folder``, which is made; return its index.
+def record_server(endpoint: Endpoint, file: Path, notes: Mapping[str, str]) -> None:
+    """Ask a server everything and write its answers to ``file``, compressed if its name ends in ``.gz``.
 
-    ``notes`` go into the index: the command that started the server, the versions of its environment. Paths of this
-    machine and the API key are left out of all files. SpecdecError for a folder that exists, and where no server
-    answers.
+    ``notes`` stand beside the answers: the command that started the server, the versions of its environment. Paths of
+    this machine and the API key are left out. SpecdecError for a file that exists, and where no server answers.
     """
     import httpx
 
-    if folder.exists() and any(folder.iterdir()):
-        raise SpecdecError(f"{folder} holds something already; a recording has a folder of its own: name a new one")
+    if file.exists():
+        raise SpecdecError(f"{file} exists; name a new file for a recording")
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     limits = httpx.Timeout(endpoint.total_s, connect=endpoint.connect_s)
-    kept: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     with httpx.Client(base_url=endpoint.url, headers=headers, timeout=limits, trust_env=False) as client:
         try:
             model = endpoint.model or client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-            folder.mkdir(parents=True, exist_ok=True)
-            for question in recorded_requests(str(model)):
-                answer = client.request("GET" if question.body is None else "POST", question.path, json=question.body)
-                text = endpoint.hidden(without_paths(answer.text))
-                kept[question.name] = {
-                    "path": question.path,
-                    "body": question.body,
-                    "status": answer.status_code,
-                    "type": answer.headers.get("content-type", ""),
-                    "file": _keep(folder, question.name, text),
+            for asked in recorded_requests(str(model)):
+                got = client.request("GET" if asked.body is None else "POST", asked.path, json=asked.body)
+                answers[asked.name] = {
+                    "path": asked.path,
+                    "body": asked.body,
+                    "status": got.status_code,
+                    "type": got.headers.get("content-type", ""),
+                    "text": without_paths(endpoint.hidden(got.text)),
                 }
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise SpecdecError(
                 f"{endpoint.url} cannot be recorded: {type(error).__name__}: {error}; expected an OpenAI-compatible "
                 "server that runs, whose /v1/models names a model"
             ) from None
-    found = {**provenance.origin(provenance.own_commit()), "command": None, **notes, "asked": kept}
-    write_file(folder / INDEX, without_paths(strict_json(found)).encode())
-    return folder / INDEX
+    origin = provenance.origin(None)
+    said = {name: without_paths(text) for name, text in notes.items()}
+    made = {name: origin[name] for name in ("time", "versions")} | said | {"answers": answers}
+    content = strict_json(made).encode()
+    write_file(file, gzip.compress(content, mtime=0) if file.suffix == ".gz" else content)
 
 
-def _keep(folder: Path, name: str, text: str) -> str:
-    """Write an answer; the name of its file."""
-    file = f"{name}.{'json' if text.startswith(('{', '[')) else 'txt'}"
-    content = text.encode()
-    if len(content) > LARGE:
-        file, content = f"{file}.gz", gzip.compress(content, mtime=0)
-    write_file(folder / file, content)
-    return file
+def read_recorded(file: Path) -> dict[str, Any]:
+    """A recording. Its ``answers`` have the text of each answer by the name of its request.
 
-
-def read_recorded(folder: Path, name: str) -> str:
-    """The text of one answer of a recording.
-
-    Example: ``json.loads(read_recorded(Path("vllm-ngram"), "text-whole"))``
+    Example: ``read_recorded(Path("vllm-ngram.json.gz"))["answers"]["text-whole"]["text"]``
     """
-    file = folder / json.loads((folder / INDEX).read_text(encoding="utf-8"))["asked"][name]["file"]
     content = file.read_bytes()
-    return (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
+    found: dict[str, Any] = json.loads(gzip.decompress(content) if file.suffix == ".gz" else content)
+    return found
 
 
 def without_paths(text: str) -> str:

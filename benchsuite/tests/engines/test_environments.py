@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -17,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from benchsuite.engines.environments import MARK, ready_folder, set_up, set_up_engines
 from benchsuite.engines.pins import EnginePins, chosen_pins, engine_pins
+from benchsuite.tests.rig import Run
 from specdec import SpecdecError
 
 ROOT = Path(__file__).parents[3]
@@ -175,3 +177,24 @@ def test_a_real_environment_runs_what_was_installed(tmp_path: Path, monkeypatch:
     before = (tmp_path / "small" / MARK).stat().st_mtime_ns
     assert set_up_engines([SMALL], tmp_path, said.append) == []
     assert (tmp_path / "small" / MARK).stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_specdec_bench_that_was_installed_from_a_wheel_is_copied(cold: Run, tmp_path: Path) -> None:
+    built = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(built, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "installed")
+        names = {name for name in file.namelist() if not name.endswith("/")}
+    code = (
+        "from dataclasses import replace; from pathlib import Path\n"
+        "from benchsuite.engines.environments import set_up\n"
+        "from benchsuite.engines.pins import engine_pins\n"
+        "set_up(replace(engine_pins()['llama_cpp'], ours=True), Path('made'), print, print)"
+    )
+    done = cold("-c", code, path=str(tmp_path / "installed"))
+    assert done.returncode == 0, done.stderr
+    assert "--editable" not in done.stdout
+    site = tmp_path / "made" / SITE
+    assert {file.relative_to(site).as_posix() for file in site.rglob("*") if file.is_file()} == names

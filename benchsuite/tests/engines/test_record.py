@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchsuite.__main__ import benchsuite_main
-from benchsuite.engines.record import INDEX, read_recorded, recorded_requests, without_paths
+from benchsuite.engines.record import read_recorded, recorded_requests, without_paths
 from specdec_plugins.endpoints.named import KEY
 
 LONG = "é" * 9_000
@@ -60,45 +60,43 @@ def server() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         found.shutdown()
 
 
+@pytest.mark.parametrize("name", ["kept.json", "kept.json.gz"])
 def test_every_answer_is_kept_as_it_came(
-    server: tuple[str, list[tuple[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, server: tuple[str, list[tuple[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, asked = server
     monkeypatch.setenv(KEY, "a-secret-key")
-    folder = tmp_path / "kept"
+    file = tmp_path / name
     note = f"server=vllm serve {tmp_path} --port 8000"
-    assert benchsuite_main(["engines", "record", url, "--into", str(folder), "--note", note]) == 0
-    index = json.loads((folder / INDEX).read_text())
+    assert benchsuite_main(["engines", "record", url, "--into", str(file), "--note", note]) == 0
+    recorded = read_recorded(file)
+    answers = recorded["answers"]
     assert asked == [("/v1/models", None), *((one.path, one.body) for one in recorded_requests("m"))]
-    assert list(index["asked"]) == [one.name for one in recorded_requests("m")]
-    for question in recorded_requests("m"):
-        kept = index["asked"][question.name]
-        assert kept["body"] == question.body
-        got = read_recorded(folder, question.name)
-        if question.body is None:
-            assert kept["status"] == (200 if question.path in ("/v1/models", "/metrics", "/health", "/props") else 404)
-        elif "chat" in question.path:
-            assert (kept["status"], got) == (400, "no template")
+    assert list(answers) == [one.name for one in recorded_requests("m")]
+    for request in recorded_requests("m"):
+        kept = answers[request.name]
+        assert kept["body"] == request.body
+        if request.body is None:
+            assert kept["status"] == (200 if request.path in ("/v1/models", "/metrics", "/health", "/props") else 404)
+        elif "chat" in request.path:
+            assert (kept["status"], kept["text"]) == (400, "no template")
         else:
-            assert got == (LONG if question.body.get("stream") else json.dumps(question.body))
-    before, after = (read_recorded(folder, f"metrics-{when}") for when in ("before", "after"))
-    assert (
-        int(after.split()[1]) - int(before.split()[1]) == len([one for one in recorded_requests("m") if one.body]) + 1
-    )
-    assert json.loads(read_recorded(folder, "props"))["model_path"] == f"…/{Path(__file__).name}"
-    assert index["server"] == f"vllm serve …/{tmp_path.name} --port 8000"
-    texts = b"".join(file.read_bytes() for file in folder.iterdir())
-    assert b"a-secret-key" not in texts
-    assert str(tmp_path).encode() not in texts
-    assert all(file.stat().st_size < 2_000 for file in folder.glob("*.gz"))
+            assert kept["text"] == (LONG if request.body.get("stream") else json.dumps(request.body))
+    before, after = (answers[f"metrics-{when}"]["text"].split()[1] for when in ("before", "after"))
+    assert int(after) - int(before) == len([one for one in recorded_requests("m") if one.body]) + 1
+    assert json.loads(answers["props"]["text"]) == {
+        "model_path": f"…/{Path(__file__).name}",
+        "authorisation": "Bearer [key]",
+    }
+    assert recorded["server"] == f"vllm serve …/{tmp_path.name} --port 8000"
+    assert str(tmp_path) not in json.dumps(recorded)
 
 
-def test_an_unused_folder_and_a_server_are_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "kept.json").touch()
+def test_an_unused_file_and_a_server_are_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "used").touch()
     url = "http://127.0.0.1:9"
     assert benchsuite_main(["engines", "record", url, "--into", str(tmp_path / "used")]) == 2
-    assert "holds something already" in capsys.readouterr().err
+    assert "used exists; name a new file" in capsys.readouterr().err
     assert benchsuite_main(["engines", "record", url, "--into", str(tmp_path / "new"), "--note", "plain"]) == 2
     assert "--note 'plain' has no text; write NAME=TEXT" in capsys.readouterr().err
     assert benchsuite_main(["engines", "record", url, "--into", str(tmp_path / "new")]) == 2

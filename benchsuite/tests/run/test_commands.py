@@ -43,7 +43,7 @@ USAGE = {
     "engines set-up": "[--into INTO] [NAME ...]",
     "engines serve": "--model MODEL [--speculation HOW] [--k K] [--draft-model MODEL] [--port PORT] "
     "[--threads THREADS] [--max-length MAX_LENGTH] [--rows ROWS] [--set NAME=VALUE] [--into INTO] NAME",
-    "engines record": "--into INTO [--note NAME=TEXT] url",
+    "engines record": "--into FILE [--note NAME=TEXT] url",
 }
 """What may be typed behind each command's name; scripts of users have it."""
 
