@@ -60,8 +60,7 @@ def test_each_attack_is_found_and_nothing_is_not() -> None:
     assert lines.keys() == {(level, what) for level in (1, 2) for what in ATTACKS}
     for (level, what), (count, coarse, other) in lines.items():
         assert count == (3 if what == "nothing" else 1)
-        seen = what != "nothing" and (level, what) != (1, "the peer 3x")  # which has no control against a file
-        assert (coarse, other) == (int(seen), 0), (level, what)
+        assert (coarse, other) == (int(what != "nothing"), 0), (level, what)
 
 
 def test_the_recorded_launches_have_as_many_runs_of_the_same_arms_on_both_sides() -> None:
