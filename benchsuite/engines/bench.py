@@ -109,7 +109,7 @@ def bench_engines(plan: EnginesPlan, command_of: CommandOf, say: Say, run: Run =
     with closing(ServersInTurn(commands)) as servers:
         started = [one for one in running if _started(servers, one, say)]
         left += len(running) - len(started)
-        peers, missing = peers_of(plan.python)
+        peers, missing = peers_of(plan.python, plan.model)
         for line in missing:
             say(line)
         codes = [run(_main_job(plan, peers, started))]
@@ -170,9 +170,9 @@ for peer in json.loads(sys.argv[1]):
 """
 
 
-def peers_of(python: str) -> tuple[list[str], list[str]]:
+def peers_of(python: str, model: str) -> tuple[list[str], list[str]]:
     """Return the peers that a Python can run, and a line for each of the others. SpecdecError if it has no suite."""
-    asked = [python, "-c", ASKED, json.dumps(PEERS)]
+    asked = [python, "-c", ASKED, json.dumps([peer.format(model=model) for peer in PEERS])]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SpecdecError(f"{python} cannot run the suite: {done.stderr.strip().splitlines()[-1]}")

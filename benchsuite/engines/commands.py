@@ -85,6 +85,7 @@ def _serve(given: argparse.Namespace) -> None:
 def _bench(given: argparse.Namespace) -> None:
     from benchsuite import values
     from benchsuite.engines.bench import EnginesPlan, bench_engines, commands_of, suite_python
+    from benchsuite.engines.served import interrupting_signals
     from benchsuite.measure.workloads import workload_names
     from specdec.lists import split_list
 
@@ -100,7 +101,12 @@ def _bench(given: argparse.Namespace) -> None:
         not given.no_search,
         not given.no_certificates,
     )
-    if bench_engines(plan, commands_of(plan), _say):
+    try:
+        with interrupting_signals():
+            failed = bench_engines(plan, commands_of(plan), _say)
+    except KeyboardInterrupt:
+        raise SpecdecError("interrupted; every server has ended") from None
+    if failed:
         raise SpecdecError("something above has failed or was left out; each has its reason there")
 
 

@@ -43,14 +43,20 @@ PEERS = (
     "transformers",
     "transformers_prompt_lookup(k=4)",
     "transformers_prompt_lookup(k=10)",
+    "transformers_assisted(model={model}, k=4)",
+    "transformers_early_exit",
     "openvino",
     "openvino_prompt_lookup(k=3)",
     "openvino_prompt_lookup(k=5)",
     "openvino_prompt_lookup(k=8)",
+    "openvino_draft(model={model}, k=4)",
     "onnxruntime",
+    "onnxruntime_speculative(k=4)",
+    "onnxruntime_speculative(k=8)",
+    "onnxruntime_speculative(model={model}, k=4)",
 )
 """Engines with an interface of Python, each K a row: their best is seen in the table itself. One that is not installed
-is left out by name."""
+is left out by name. ``{model}``: the target, as the only draft model at hand."""
 
 OURS_HERE = "ngram/match/goodput/15, suffix/match/goodput/15, hybrid/match/goodput/15"
 """The strategies of ours beside them, as ``--specdec-arm`` has them."""

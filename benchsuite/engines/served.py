@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from types import FrameType
 
 from benchsuite.benches.serving.restarts import PATIENCE_S, ServersInTurn
@@ -23,14 +23,21 @@ def serve_until_signal(
     SpecdecError with its last lines if it does not answer within ``patience_s``, or ends by itself.
     """
     endpoint = Endpoint(engine, f"http://127.0.0.1:{port}")
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with closing(ServersInTurn({engine: command}, patience_s, FAREWELL_S)) as servers:
+        with interrupting_signals(), closing(ServersInTurn({engine: command}, patience_s, FAREWELL_S)) as servers:
             servers.connect(endpoint)
             say(f"{engine} answers at {endpoint.url}")
             servers.wait(endpoint)
     except KeyboardInterrupt:
         say(f"{engine} has ended")
+
+
+@contextmanager
+def interrupting_signals() -> Iterator[None]:
+    """Within it SIGINT and SIGTERM raise KeyboardInterrupt, once, so that what was started is ended."""
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

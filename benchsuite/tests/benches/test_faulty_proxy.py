@@ -18,7 +18,7 @@ from specdec_plugins.endpoints.replies import Reply
 WORDS = [f" w{place}" for place in range(250)]
 
 
-def whole_words(chat: bool) -> Fault:
+def hundreds_of_words(chat: bool) -> Fault:
     """An answer of 250 words in one piece, each with its log-probability."""
     text = "".join(WORDS)
     named = [{"token": word, "logprob": -1.0, "bytes": [*word.encode()], "top_logprobs": []} for word in WORDS]
@@ -51,14 +51,14 @@ def reply_through(fault: str, script: Fault, **ask: Any) -> tuple[Reply, dict[st
 @pytest.mark.parametrize("how", ["completions", "chat", "stream"])
 def test_one_token_in_a_hundred_is_another_and_the_same_however_it_is_asked_for(how: str) -> None:
     ask = {"stream": True} if how == "stream" else {"stream": False, "logprobs": 1, "chat": how == "chat"}
-    script = streamed_words() if how == "stream" else whole_words(how == "chat")
+    script = streamed_words() if how == "stream" else hundreds_of_words(how == "chat")
     reply, _, changed = reply_through("changed", script, **ask)
     wrong = [place for place, (got, word) in enumerate(zip(_words(reply), WORDS, strict=True)) if got != word]
     assert changed == len(wrong) in (2, 3)
     assert all(later - here == EVERY for here, later in itertools.pairwise(wrong))
     if reply.tokens:
         assert "".join(token.text for token in reply.tokens) == reply.text
-    elsewhere, _, _ = reply_through("changed", whole_words(False), stream=False, logprobs=1)
+    elsewhere, _, _ = reply_through("changed", hundreds_of_words(False), stream=False, logprobs=1)
     assert how == "chat" or elsewhere.text == reply.text, "its places are the prompt's"
 
 
@@ -78,7 +78,7 @@ def _words(reply: Reply) -> list[str]:
 )
 def test_what_is_sampled_is_asked_for_otherwise(fault: str, temperature: float, sent: tuple[float, float]) -> None:
     reply, request, changed = reply_through(
-        fault, whole_words(False), temperature=temperature, stream=False, logprobs=1
+        fault, hundreds_of_words(False), temperature=temperature, stream=False, logprobs=1
     )
     assert (request["temperature"], request["top_p"]) == sent
     assert changed == 0
