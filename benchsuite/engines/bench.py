@@ -1,8 +1,8 @@
 """``engines bench``: every engine's speculation at its own best, certified, and in one table with ours.
 
-The K of each server is searched for. Then the best of all run at once: those of an engine are certified by its plain
-server, greedy and sampled, completions and chat, and all stand in one run of the main job, beside our own rows and the
-engines with an interface of Python.
+The settings of each server are searched for. Then the best of all run at once: all stand in one run of the main job,
+beside our own rows and the engines with an interface of Python, and those of an engine are certified by its plain
+server, greedy and sampled, completions and chat.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from benchsuite.engines.contenders import CONTENDERS, OURS_HERE, PEERS, Contende
 from benchsuite.engines.environments import ready_folder
 from benchsuite.engines.launches import WantedServer, own_cores, server_command
 from benchsuite.engines.pins import chosen_pins
-from benchsuite.engines.search import CommandOf, best_ks, search_ks
+from benchsuite.engines.search import CommandOf, ServerSetting, best_settings, search_settings
 from benchsuite.measure.workloads import load_workload
 from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.named import Endpoint
 
 SEARCHED = 1
-"""Prompts of each workload with which K is searched for: those behind the table's."""
+"""Prompts of each workload with which settings are searched for: those behind the table's."""
 
 NEEDED_GB = {"vllm": 4.0, "llama_cpp": 1.0}
 """Memory that must be free before a server of an engine is started, with what our own process takes beside it."""
@@ -53,8 +53,8 @@ Run = Callable[[Sequence[str]], int]
 @dataclass(frozen=True)
 class EnginesPlan:
     """What is run. ``engines``: those with a server; ``into``: the folder of all environments; ``prompts`` of each of
-    the ``workloads``, with ``max_new_tokens`` each; ``searched``: whether K is searched for, or is an engine's own;
-    ``certified``: whether servers are certified; ``python`` runs the suite: that of the environment ``peers`` has the
+    the ``workloads``, with ``max_new_tokens`` each; ``searched``: whether settings are searched for, or are an
+    engine's own; ``certified``: whether servers are certified; ``python`` runs the suite: that of the environment ``peers`` has the
     engines with an interface of Python. ``results``: the folder of results. ``port``: the first server's; each further
     one has the next."""
 
@@ -76,19 +76,24 @@ class EnginesPlan:
 class RunningServer:
     """A contender's server."""
 
-    contender: Contender
-    k: int | None
+    setting: ServerSetting
     endpoint: Endpoint
+
+    @property
+    def contender(self) -> Contender:
+        """What is set so."""
+        return self.setting.contender
 
 
 def commands_of(plan: EnginesPlan) -> CommandOf:
     """Return what makes the command of a contender's server. SpecdecError if an engine is not set up."""
     folders = {one.name: ready_folder(one, plan.into) for one in chosen_pins([*plan.engines])}
 
-    def command_of(contender: Contender, k: int | None, port: int) -> str:
-        draft = plan.model if contender.drafts else None
-        wanted = WantedServer(plan.model, port, contender.speculation, k, draft, own_cores())
-        return server_command(contender.engine, folders[contender.engine], wanted)
+    def command_of(setting: ServerSetting, port: int) -> str:
+        one = setting.contender
+        draft = plan.model if one.drafts else None
+        wanted = WantedServer(plan.model, port, one.speculation, setting.k, draft, own_cores(), more=setting.settings)
+        return server_command(one.engine, folders[one.engine], wanted)
 
     return command_of
 
@@ -102,10 +107,10 @@ def bench_engines(plan: EnginesPlan, command_of: CommandOf, say: Say, run: Run =
     """Search, certify and measure; return 0 if every server ran, none is a bug, and no row failed, else 1."""
     best, left = _settings(plan, command_of, say)
     running = [
-        RunningServer(one, k, Endpoint(one.name.replace(" ", "-"), f"http://127.0.0.1:{plan.port + place}"))
-        for place, (one, k) in enumerate(best.items())
+        RunningServer(one, Endpoint(one.contender.name.replace(" ", "-"), f"http://127.0.0.1:{plan.port + place}"))
+        for place, one in enumerate(best)
     ]
-    commands = {one.endpoint.name: command_of(one.contender, one.k, plan.port + n) for n, one in enumerate(running)}
+    commands = {one.endpoint.name: command_of(one.setting, plan.port + n) for n, one in enumerate(running)}
     with closing(ServersInTurn(commands)) as servers:
         started = [one for one in running if _started(servers, one, say)]
         left += len(running) - len(started)
@@ -119,9 +124,9 @@ def bench_engines(plan: EnginesPlan, command_of: CommandOf, say: Say, run: Run =
     return int(bool(left) or any(codes))
 
 
-def _settings(plan: EnginesPlan, command_of: CommandOf, say: Say) -> tuple[dict[Contender, int | None], int]:
-    """The contenders that run, each with its K, and how many have none."""
-    best, left = dict[Contender, int | None](), 0
+def _settings(plan: EnginesPlan, command_of: CommandOf, say: Say) -> tuple[list[ServerSetting], int]:
+    """The settings that run, the best of each contender, and how many contenders have none."""
+    best, left = list[ServerSetting](), 0
     workloads = [load_workload(name) for name in plan.workloads]
     every = prompts_of(workloads)
     table = {text for workload in workloads for text in workload.first(plan.prompts).prompts}
@@ -130,11 +135,12 @@ def _settings(plan: EnginesPlan, command_of: CommandOf, say: Say) -> tuple[dict[
     for engine in plan.engines:
         mine = [one for one in plan.contenders if one.engine == engine]
         if not plan.searched:
-            best |= dict.fromkeys(mine)
+            best += map(ServerSetting, mine)
             continue
-        say(f"{engine}: K is searched for with {len(prompts)} prompts that the table does not have")
-        found = best_ks(search_ks(mine, command_of, prompts, plan.max_new_tokens, plan.port, say))
-        best |= {mine[0]: None, **found}
+        say(f"{engine}: settings are searched for with {len(prompts)} prompts that the table does not have")
+        found = best_settings(search_settings(mine, command_of, prompts, plan.max_new_tokens, plan.port, say))
+        best += [ServerSetting(mine[0]), *found]
+        say(f"{engine}: in the table: {'; '.join(one.name for one in found)}")
         left += len(mine) - 1 - len(found)
     return best, left
 

@@ -12,7 +12,8 @@ class Contender:
     """One row of an engine's server.
 
     ``name``: the row's. ``speculation`` in the words of ``engines serve``, empty for plain decoding. ``ks``: the K that
-    are tried; () where the engine's own is the only one. ``drafts``: it proposes by a second model, for which the
+    are tried; () where the engine's own is the only one. ``settings``: further ones in the engine's own words, each of
+    which is tried with each K. ``drafts``: it proposes by a second model, for which the
     target itself is the only one at hand: what that costs is real, and its acceptance is not one of a smaller model.
     """
 
@@ -21,7 +22,15 @@ class Contender:
     speculation: str = ""
     ks: tuple[int, ...] = ()
     drafts: bool = False
+    settings: tuple[tuple[str, ...], ...] = ((),)
 
+
+def _of_three(kind: str) -> tuple[tuple[str, ...], ...]:
+    """Lookups of llama.cpp match twelve tokens by default, which short texts seldom have; three are tried too."""
+    return (), (f"speculative.{kind}.size_n=3",)
+
+
+_MOD = ("speculative.ngram_mod.n_match=3", "speculative.ngram_mod.n_min=1")
 
 CONTENDERS = (
     Contender("vllm", "vllm"),
@@ -30,12 +39,19 @@ CONTENDERS = (
     Contender("vllm", "vllm our ngram", f"{OURS}ngram", (4, 8)),
     Contender("vllm", "vllm draft", "draft_model", (2, 4), drafts=True),
     Contender("llama_cpp", "llama"),
-    Contender("llama_cpp", "llama simple", "ngram-simple", (4, 8, 16)),
-    Contender("llama_cpp", "llama map-k", "ngram-map-k", (4, 8, 16)),
-    Contender("llama_cpp", "llama map-k4v", "ngram-map-k4v", (4, 8)),
-    Contender("llama_cpp", "llama mod", "ngram-mod", (8, 16)),
+    Contender("llama_cpp", "llama simple", "ngram-simple", (4, 8, 16), settings=_of_three("ngram_simple")),
+    Contender("llama_cpp", "llama map-k", "ngram-map-k", (4, 8, 16), settings=_of_three("ngram_map_k")),
+    Contender("llama_cpp", "llama map-k4v", "ngram-map-k4v", (4, 8, 16), settings=_of_three("ngram_map_k4v")),
+    Contender("llama_cpp", "llama mod", "ngram-mod", (8, 16), settings=((), _MOD)),
     Contender("llama_cpp", "llama draft", "draft-simple", (2, 4), drafts=True),
-    Contender("llama_cpp", "llama chained", "ngram-simple,draft-simple", (4,), drafts=True),
+    Contender(
+        "llama_cpp",
+        "llama chained",
+        "ngram-simple,draft-simple",
+        (4,),
+        drafts=True,
+        settings=_of_three("ngram_simple"),
+    ),
 )
 """Plain decoding of each engine stands before what speculates."""
 

@@ -15,15 +15,19 @@ import pytest
 
 from benchsuite.engines.bench import CERTIFIED, EnginesPlan, bench_engines
 from benchsuite.engines.contenders import CONTENDERS, Contender
-from benchsuite.engines.search import TriedK, best_ks, search_ks
+from benchsuite.engines.search import ServerSetting, TriedSetting, best_settings, search_settings
 
 PLAIN, ONE, TWO = (Contender("llama_cpp", name) for name in ("plain", "one", "two"))
 
 
-def test_the_best_k_is_that_of_the_most_speed_and_none_where_nothing_ran() -> None:
-    tried = [TriedK(ONE, 2, 0.5), TriedK(ONE, 4, 0.7), TriedK(ONE, 8, None, "refused"), TriedK(ONE, 16, 0.6)]
-    assert best_ks([*tried, TriedK(TWO, None, None, "refused")]) == {ONE: 4}
-    assert best_ks([*reversed(tried), TriedK(TWO, None, 0.1)]) == {TWO: None, ONE: 4}
+def test_the_best_setting_is_that_of_the_most_speed_and_none_where_nothing_ran() -> None:
+    speeds = {2: 0.5, 4: 0.7, 8: None, 16: 0.6}
+    tried = [TriedSetting(ServerSetting(ONE, k), speed) for k, speed in speeds.items()]
+    assert best_settings([*tried, TriedSetting(ServerSetting(TWO))]) == [ServerSetting(ONE, 4)]
+    slow, tuned = ServerSetting(TWO), ServerSetting(TWO, 4, ("speculative.ngram_mod.n_min=1",))
+    both = [TriedSetting(slow, 0.1), *reversed(tried), TriedSetting(tuned, 0.2)]
+    assert best_settings(both) == [tuned, ServerSetting(ONE, 4)]
+    assert tuned.name == "two K = 4, n_min=1"
 
 
 def test_every_engine_decodes_plainly_before_it_speculates_and_every_row_has_its_name() -> None:
@@ -47,11 +51,11 @@ def free_ports(count: int) -> int:
     raise AssertionError("no ports are free")
 
 
-def our_command(contender: Contender, k: int | None, port: int) -> str:
+def our_command(setting: ServerSetting, port: int) -> str:
     """Our own server over the tiny model in the place of an engine's; for a draft of its own a command that ends."""
-    if contender.drafts:
+    if setting.contender.drafts:
         return f"{sys.executable} -c 'raise SystemExit(3)'"
-    draft = f" --draft ngram --k {k or 4}" if contender.speculation else ""
+    draft = f" --draft ngram --k {setting.k or 4}" if setting.contender.speculation else ""
     return f"{sys.executable} -m benchsuite.tests.our_server --target tiny --port {port}{draft}"
 
 
@@ -63,8 +67,9 @@ def test_each_k_is_measured_beside_the_plain_server_and_one_that_does_not_start_
     )
     said: list[str] = []
     prompts = [("chat", f"Say {word}") for word in ("one", "two")]
-    found = search_ks([PLAIN, speculates, broken], our_command, prompts, 6, free_ports(2), said.append)
-    assert [(one.contender, one.k) for one in found] == [(speculates, 2), (speculates, 4), (broken, None)]
+    found = search_settings([PLAIN, speculates, broken], our_command, prompts, 6, free_ports(2), said.append)
+    cases = [ServerSetting(speculates, 2), ServerSetting(speculates, 4), ServerSetting(broken)]
+    assert [one.setting for one in found] == cases
     assert all(one.speed and one.speed > 0 for one in found[:2])
     assert found[2].speed is None
     assert "ended with 3" in found[2].why
