@@ -52,11 +52,14 @@ Run = Callable[[Sequence[str]], int]
 
 @dataclass(frozen=True)
 class EnginesPlan:
-    """What is run. ``engines``: those with a server; ``into``: the folder of all environments; ``prompts`` of each of
-    the ``workloads``, with ``max_new_tokens`` each; ``searched``: whether settings are searched for, or are an
-    engine's own; ``certified``: whether servers are certified; ``python`` runs the suite: that of the environment ``peers`` has the
-    engines with an interface of Python. ``results``: the folder of results. ``port``: the first server's; each further
-    one has the next."""
+    """What is run.
+
+    ``engines``: those with a server; ``into``: the folder of all environments. ``prompts`` of each of the
+    ``workloads``, with ``max_new_tokens`` each. ``searched``: whether settings are searched for, or are an engine's
+    own; ``certified``: whether servers are certified. ``python`` runs the suite: that of the environment ``peers`` has
+    the engines with an interface of Python. ``results``: the folder of results. ``port``: the first server's; each
+    further one has the next.
+    """
 
     engines: tuple[str, ...]
     model: str
