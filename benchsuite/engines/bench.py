@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from benchsuite.engines.environments import ready_folder
 from benchsuite.engines.launches import WantedServer, own_cores, server_command
 from benchsuite.engines.pins import chosen_pins
 from benchsuite.engines.search import CommandOf, ServerSetting, best_settings, search_settings
+from benchsuite.machine.files import strict_json, write_file
+from benchsuite.machine.user_files import UserFileError, parsed_json, user_text
 from benchsuite.measure.workloads import load_workload
 from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.named import Endpoint
@@ -31,11 +33,17 @@ from specdec_plugins.endpoints.named import Endpoint
 SEARCHED = 1
 """Prompts of each workload with which settings are searched for: those behind the table's."""
 
-NEEDED_GB = {"vllm": 4.0, "llama_cpp": 1.0}
-"""Memory that must be free before a server of an engine is started, with what our own process takes beside it."""
+NEEDED_GB = {"vllm": 3.5, "llama_cpp": 0.3}
+"""Memory that a server of an engine takes with the embedded model."""
+
+SUITE_GB = 10.0
+"""Memory that the run of the table takes beside the servers: the target, and the models of every peer of Python."""
 
 COLD = {"vllm": "vllm", "llama_cpp": "llama_cpp"}
 """How the peer ``endpoint`` calls each engine's server."""
+
+SETTINGS = "engines-settings.json"
+"""The file of the best settings, in the folder of results."""
 
 CERTIFIED = (
     ("completions, greedy", ()),
@@ -44,6 +52,10 @@ CERTIFIED = (
     ("chat, sampled", ("--specdec-endpoint-api", "chat", "--specdec-temperature", "1")),
 )
 """Ways in which servers are certified, with the options of ``pytest -m serving``."""
+
+ECHOES = ("vllm",)
+"""Engines whose server reads a text of completions with its log-probabilities. Of others, and of chat, the target itself
+judges what was sampled."""
 
 Say = Callable[[str], None]
 Run = Callable[[Sequence[str]], int]
@@ -55,10 +67,10 @@ class EnginesPlan:
     """What is run.
 
     ``engines``: those with a server; ``into``: the folder of all environments. ``prompts`` of each of the
-    ``workloads``, with ``max_new_tokens`` each. ``searched``: whether settings are searched for, or are an engine's
-    own; ``certified``: whether servers are certified. ``python`` runs the suite: that of the environment ``peers`` has
-    the engines with an interface of Python. ``results``: the folder of results. ``port``: the first server's; each
-    further one has the next.
+    ``workloads``, with ``max_new_tokens`` each. ``known``: K and further settings of contenders by their names, so that
+    none are searched for, and an engine's own where one is not named. ``certified``: whether servers are certified.
+    ``python`` runs the suite: that of the environment ``peers`` has the engines with an interface of Python.
+    ``results``: the folder of results. ``port``: the first server's; each further one has the next.
     """
 
     engines: tuple[str, ...]
@@ -69,7 +81,7 @@ class EnginesPlan:
     workloads: tuple[str, ...]
     prompts: int
     max_new_tokens: int
-    searched: bool = True
+    known: Mapping[str, tuple[int | None, tuple[str, ...]]] | None = None
     certified: bool = True
     contenders: tuple[Contender, ...] = CONTENDERS
     port: int = 8600
@@ -107,24 +119,47 @@ def run_printing(command: Sequence[str]) -> int:
 
 
 def bench_engines(plan: EnginesPlan, command_of: CommandOf, say: Say, run: Run = run_printing) -> int:
-    """Search, certify and measure; return 0 if every server ran, none is a bug, and no row failed, else 1."""
+    """Search, measure and certify; return 0 if every server ran, none is a bug, and no row failed, else 1."""
     best, left = _settings(plan, command_of, say)
-    running = [
-        RunningServer(one, Endpoint(one.contender.name.replace(" ", "-"), f"http://127.0.0.1:{plan.port + place}"))
-        for place, one in enumerate(best)
-    ]
-    commands = {one.endpoint.name: command_of(one.setting, plan.port + n) for n, one in enumerate(running)}
-    with closing(ServersInTurn(commands)) as servers:
-        started = [one for one in running if _started(servers, one, say)]
-        left += len(running) - len(started)
-        peers, missing = peers_of(plan.python, plan.model)
-        for line in missing:
-            say(line)
-        codes = [run(_main_job(plan, peers, started))]
-        for engine in plan.engines if plan.certified else ():
-            mine = [one for one in started if one.contender.engine == engine]
-            codes += [_certify(plan, mine, options, f"{engine}: {how}", say, run) for how, options in CERTIFIED]
+    peers, missing = peers_of(plan.python, plan.model)
+    for line in missing:
+        say(line)
+    codes = []
+    for settings in tables_of(best, psutil.virtual_memory().available / 1e9 - SUITE_GB):
+        running = [
+            RunningServer(one, Endpoint(one.contender.name.replace(" ", "-"), f"http://127.0.0.1:{plan.port + place}"))
+            for place, one in enumerate(settings)
+        ]
+        commands = {one.endpoint.name: command_of(one.setting, plan.port + n) for n, one in enumerate(running)}
+        with closing(ServersInTurn(commands)) as servers:
+            started = [one for one in running if _started(servers, one, say)]
+            left += len(running) - len(started)
+            codes.append(run(_main_job(plan, peers, started)))
+            for engine in plan.engines if plan.certified else ():
+                mine = [one for one in started if one.contender.engine == engine]
+                codes += [_certify(plan, mine, options, f"{engine}: {how}", say, run) for how, options in CERTIFIED]
+        peers = []
     return int(bool(left) or any(codes))
+
+
+def tables_of(settings: Sequence[ServerSetting], gigabytes: float) -> list[list[ServerSetting]]:
+    """Return the settings of one table after another, as many in each as the memory has room for, in their order.
+
+    Each table has the plain server of every engine in it. One server beside its plain one is tried however little there
+    is.
+    """
+    plain = {one.contender.engine: one for one in settings if not one.contender.speculation}
+    found: list[list[ServerSetting]] = []
+    for one in settings:
+        if one in plain.values():
+            continue
+        added = [own for own in [plain.get(one.contender.engine)] if own and (not found or own not in found[-1])]
+        table = [*(found[-1] if found else ()), *added, one]
+        if found and sum(NEEDED_GB[each.contender.engine] for each in table) > gigabytes:
+            found.append([*(own for own in [plain.get(one.contender.engine)] if own), one])
+        else:
+            found[-1:] = [table]
+    return found
 
 
 def _settings(plan: EnginesPlan, command_of: CommandOf, say: Say) -> tuple[list[ServerSetting], int]:
@@ -137,15 +172,29 @@ def _settings(plan: EnginesPlan, command_of: CommandOf, say: Say) -> tuple[list[
     prompts = [pair for label in dict.fromkeys(label for label, _ in every) for pair in _of(rest, label)[:SEARCHED]]
     for engine in plan.engines:
         mine = [one for one in plan.contenders if one.engine == engine]
-        if not plan.searched:
-            best += map(ServerSetting, mine)
+        if plan.known is not None:
+            best += [ServerSetting(one, *plan.known.get(one.name, ())) for one in mine]
             continue
         say(f"{engine}: settings are searched for with {len(prompts)} prompts that the table does not have")
         found = best_settings(search_settings(mine, command_of, prompts, plan.max_new_tokens, plan.port, say))
         best += [ServerSetting(mine[0]), *found]
         say(f"{engine}: in the table: {'; '.join(one.name for one in found)}")
         left += len(mine) - 1 - len(found)
+    if plan.known is None:
+        kept = {one.contender.name: [one.k, [*one.settings]] for one in best if one.contender.speculation}
+        plan.results.mkdir(parents=True, exist_ok=True)
+        write_file(plan.results / SETTINGS, strict_json(kept).encode())
+        say(f"settings: {plan.results / SETTINGS}; --settings with this file leaves the search out")
     return best, left
+
+
+def known_settings(path: Path) -> dict[str, tuple[int | None, tuple[str, ...]]]:
+    """Return the settings of a file that a search has written. SpecdecError for any other."""
+    try:
+        found = parsed_json(user_text(path))
+        return {str(name): (k if k is None else int(k), tuple(map(str, more))) for name, (k, more) in found.items()}
+    except (UserFileError, AttributeError, TypeError, ValueError) as error:
+        raise SpecdecError(f"--settings {path}: {error}; expected the {SETTINGS} that a search has written") from None
 
 
 def _of(pairs: Sequence[tuple[str, str]], label: str) -> list[tuple[str, str]]:
@@ -154,10 +203,6 @@ def _of(pairs: Sequence[tuple[str, str]], label: str) -> list[tuple[str, str]]:
 
 def _started(servers: ServersInTurn, one: RunningServer, say: Say) -> bool:
     """Whether a server runs now; a line says why not."""
-    free, needed = psutil.virtual_memory().available / 1e9, NEEDED_GB[one.contender.engine]
-    if free < needed:
-        say(f"{one.contender.name}: left out: its server needs {needed:g} GB of memory, {free:.1f} are free")
-        return False
     try:
         servers.connect(one.endpoint)
     except SpecdecError as error:
@@ -220,7 +265,8 @@ def _certify(
         return 0
     say(f"\n{title}")
     endpoints = ",".join(f"{one.endpoint.name}={one.endpoint.url}" for one in mine)
-    judge = ("--specdec-certify-by", plan.model) if "chat" in options and "1" in options else ()
+    unread = "chat" in options or mine[0].contender.engine not in ECHOES
+    judge = ("--specdec-certify-by", plan.model) if unread and "1" in options else ()
     job = (plan.python, "-m", "pytest", "--pyargs", "benchsuite.test_serving", "-m", "serving", "--benchmark-quiet")
     return run([*job, "--specdec-endpoint", endpoints, "--specdec-concurrency", "1", *options, *judge, *_shared(plan)])
 

@@ -33,14 +33,15 @@ def add_engines(commands: Any) -> None:
     compared = parts.add_parser(
         "bench", help="every engine's speculation at its best, certified, in one table with ours"
     )
-    compared.add_argument("names", nargs="*", metavar="NAME", help="engines with a server; default: vllm llama_cpp")
+    compared.add_argument("names", nargs="*", metavar="NAME", help="engines with a server; default: llama_cpp vllm")
     compared.add_argument("--model", default="smollm2-135m", help=f"a target that all of them read {SHOWN}")
     kinds = "chat,question_answering,code_editing,rewriting"
     compared.add_argument("--workload", default=kinds, help=f"kinds of text {SHOWN}")
     compared.add_argument("--prompts", default="3", help=f"of each kind {SHOWN}")
     compared.add_argument("--max-new-tokens", default="48", help=f"tokens of an answer {SHOWN}")
     compared.add_argument("--results", type=Path, default="results", help=f"the folder of results {SHOWN}")
-    compared.add_argument("--no-search", action="store_true", help="each engine with its own K")
+    known = "a file of settings that a search has written, or none: each engine's own"
+    compared.add_argument("--settings", metavar="FILE", help=f"{known}; default: they are searched for")
     compared.add_argument("--no-certificates", action="store_true", help="the table alone")
     compared.set_defaults(run=_bench)
     for part in (made, served, compared):
@@ -84,13 +85,15 @@ def _serve(given: argparse.Namespace) -> None:
 
 def _bench(given: argparse.Namespace) -> None:
     from benchsuite import values
-    from benchsuite.engines.bench import EnginesPlan, bench_engines, commands_of, suite_python
+    from benchsuite.engines.bench import EnginesPlan, bench_engines, commands_of, known_settings, suite_python
     from benchsuite.engines.served import interrupting_signals
     from benchsuite.measure.workloads import workload_names
     from specdec.lists import split_list
 
+    text = given.settings
+    known = None if text is None else {} if text == "none" else known_settings(Path(text))
     plan = EnginesPlan(
-        tuple(given.names or ("vllm", "llama_cpp")),
+        tuple(given.names or ("llama_cpp", "vllm")),
         given.model,
         given.into,
         given.results,
@@ -98,7 +101,7 @@ def _bench(given: argparse.Namespace) -> None:
         tuple(name for text in split_list(given.workload) for name in workload_names(text)),
         values.whole_number(given.prompts, "--prompts"),
         values.whole_number(given.max_new_tokens, "--max-new-tokens"),
-        not given.no_search,
+        known,
         not given.no_certificates,
     )
     try:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from benchsuite.engines.bench import CERTIFIED, EnginesPlan, bench_engines
+from benchsuite.engines.bench import CERTIFIED, EnginesPlan, bench_engines, known_settings, tables_of
 from benchsuite.engines.contenders import CONTENDERS, Contender
 from benchsuite.engines.search import ServerSetting, TriedSetting, best_settings, search_settings
+from specdec.errors import SpecdecError
 
 PLAIN, ONE, TWO = (Contender("llama_cpp", name) for name in ("plain", "one", "two"))
 
@@ -36,6 +37,32 @@ def test_every_engine_decodes_plainly_before_it_speculates_and_every_row_has_its
         assert not first.speculation
         assert all(one.speculation for one in others)
     assert len({one.name for one in CONTENDERS}) == len(CONTENDERS)
+
+
+def test_each_table_has_as_many_servers_as_fit_and_the_plain_one_of_each() -> None:
+    big, small = ([ServerSetting(Contender(e, f"{e}{n}", n * "x")) for n in range(4)] for e in ("vllm", "llama_cpp"))
+    every = [*big, *small]
+    for gigabytes in (0.0, 7.0, 9.0, 15.0, 100.0):
+        tables = tables_of(every, gigabytes)
+        rows = [one for table in tables for one in table if one.contender.speculation]
+        assert rows == [one for one in every if one.contender.speculation], "each once, in order"
+        for table in tables:
+            assert {one.contender.engine for one in table} == {
+                one.contender.engine for one in table if not one.contender.speculation
+            }
+    assert len(tables_of(every, 100.0)) == 1
+    assert [len(table) for table in tables_of(big, 7.0)] == [2, 2, 2]
+    assert [len(table) for table in tables_of(big, 10.6)] == [3, 2]
+
+
+def test_settings_are_read_as_a_search_writes_them_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"llama simple": [4, ["a.b=3"]], "vllm ngram": [null, []]}')
+    assert known_settings(file) == {"llama simple": (4, ("a.b=3",)), "vllm ngram": (None, ())}
+    for text in ("[]", '{"a": 4}', '{"a": ["x", []]}', "{", '{"a": [1, 2]}'):
+        file.write_text(text)
+        with pytest.raises(SpecdecError, match=r"--settings .*expected the engines-settings\.json"):
+            known_settings(file)
 
 
 def free_ports(count: int) -> int:
@@ -86,7 +113,7 @@ def test_servers_are_rows_over_their_own_plain_one_and_certified_in_every_way(tm
         return 0
 
     mine = (PLAIN, Contender("llama_cpp", "fast", "ngram-simple"), Contender("llama_cpp", "a draft", "d", (), True))
-    plan = EnginesPlan(("llama_cpp",), "tiny", tmp_path, tmp_path, sys.executable, ("chat",), 1, 4, searched=False)
+    plan = EnginesPlan(("llama_cpp",), "tiny", tmp_path, tmp_path, sys.executable, ("chat",), 1, 4, known={})
     plan = replace(plan, contenders=mine, port=free_ports(3))
     assert bench_engines(plan, our_command, said.append, run) == 1, "what drafts by a model did not start"
     table, *certificates = ran
