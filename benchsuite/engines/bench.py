@@ -54,8 +54,8 @@ CERTIFIED = (
 """Ways in which servers are certified, with the options of ``pytest -m serving``."""
 
 ECHOES = ("vllm",)
-"""Engines whose server reads a text of completions with its log-probabilities. Of others, and of chat, the target itself
-judges what was sampled."""
+"""Engines whose server reads a text of completions with its log-probabilities. Of others, and of chat, the target
+itself judges what was sampled."""
 
 Say = Callable[[str], None]
 Run = Callable[[Sequence[str]], int]
