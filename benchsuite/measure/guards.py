@@ -16,7 +16,10 @@ UNLIKE = 0.25
 KNOWN = 1.0
 """By how much more of n prompts than of their twins a draft may guess on average, as a share of what is possible: so
 much over the square root of n. Of an honest draft one difference has a standard deviation of 0.25 or less, so that this
-is four of their mean; one alone decides nothing, since a lookup may copy a whole answer by luck."""
+is four of their mean."""
+
+FEWEST_TWINS = 4
+"""Fewer decide nothing: of three answers that edit code a lookup copied all, and next to nothing of their twins'."""
 
 SHORTEST_LOOP = 12
 """Tokens of the shortest half of an output in which a loop is looked for."""
@@ -46,7 +49,7 @@ def remembered(every: Sequence[Series]) -> str | None:
     if any(series.learnt for series in every):
         return "learnt: it guessed more of a prompt when it was asked again, although it was told to forget"
     pairs = [pair for series in every for pair in _beside_twins(series)]
-    if not pairs:
+    if len(pairs) < FEWEST_TWINS:
         return None
     own, twins = (fmean(shares) for shares in zip(*pairs, strict=True))
     if own - twins > KNOWN / sqrt(len(pairs)):

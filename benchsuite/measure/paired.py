@@ -346,8 +346,10 @@ class Comparison:
         """Compare a peer's outputs with those of its own engine's plain decoding, if that is among the arms: of a
         server, of the one that its option ``plain`` names, or the first."""
         own = [one for arm, one in self.series.items() if arm.peer and PeerName(arm.peer).name == series.engine]
-        named = PeerName(series.arm.peer or "").own_plain
-        own = [one for one in own if named in (None, PeerName(one.arm.peer or "").given)]
+        name = PeerName(series.arm.peer or "")
+        if name.given and name.given in {PeerName(arm.peer).own_plain for arm in self.series if arm.peer}:
+            return  # it is the plain decoding of others itself
+        own = [one for one in own if name.own_plain in (None, PeerName(one.arm.peer or "").given)]
         if own and own[0] is not series:
             series.referred, series.reference = Agreement(), own[0].arm.label
             for mine, theirs in zip(series.outcomes, own[0].outcomes, strict=False):

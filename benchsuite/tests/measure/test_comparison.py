@@ -311,7 +311,7 @@ def test_a_server_is_compared_with_the_one_that_is_its_plain_decoding_wherever_i
     comparison = ground.comparison(Scripted(PLAIN, ground.said), *peers)
     comparison.measure(units)
     said = [comparison.series[arm].reference for arm in arms]
-    assert said == ["", "endpoint two", "endpoint one"]
+    assert said == ["", "endpoint two", ""], "two is plain itself"
 
 
 def test_a_sampled_peer_of_its_own_arithmetic_is_compared_with_nothing() -> None:
