@@ -125,7 +125,7 @@ def bench_engines(plan: EnginesPlan, command_of: CommandOf, say: Say, run: Run =
     for line in missing:
         say(line)
     codes = []
-    for settings in tables_of(best, psutil.virtual_memory().available / 1e9 - SUITE_GB):
+    for settings in tables_that_fit(best, psutil.virtual_memory().available / 1e9 - SUITE_GB):
         running = [
             RunningServer(one, Endpoint(one.contender.name.replace(" ", "-"), f"http://127.0.0.1:{plan.port + place}"))
             for place, one in enumerate(settings)
@@ -142,7 +142,7 @@ def bench_engines(plan: EnginesPlan, command_of: CommandOf, say: Say, run: Run =
     return int(bool(left) or any(codes))
 
 
-def tables_of(settings: Sequence[ServerSetting], gigabytes: float) -> list[list[ServerSetting]]:
+def tables_that_fit(settings: Sequence[ServerSetting], gigabytes: float) -> list[list[ServerSetting]]:
     """Return the settings of one table after another, as many in each as the memory has room for, in their order.
 
     Each table has the plain server of every engine in it. One server beside its plain one is tried however little there

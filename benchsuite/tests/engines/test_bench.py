@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchsuite.engines.bench import CERTIFIED, EnginesPlan, bench_engines, known_settings, tables_of
+from benchsuite.engines.bench import CERTIFIED, EnginesPlan, bench_engines, known_settings, tables_that_fit
 from benchsuite.engines.contenders import CONTENDERS, Contender
 from benchsuite.engines.search import ServerSetting, TriedSetting, best_settings, search_settings
 from specdec.errors import SpecdecError
@@ -43,16 +43,16 @@ def test_each_table_has_as_many_servers_as_fit_and_the_plain_one_of_each() -> No
     big, small = ([ServerSetting(Contender(e, f"{e}{n}", n * "x")) for n in range(4)] for e in ("vllm", "llama_cpp"))
     every = [*big, *small]
     for gigabytes in (0.0, 7.0, 9.0, 15.0, 100.0):
-        tables = tables_of(every, gigabytes)
+        tables = tables_that_fit(every, gigabytes)
         rows = [one for table in tables for one in table if one.contender.speculation]
         assert rows == [one for one in every if one.contender.speculation], "each once, in order"
         for table in tables:
             assert {one.contender.engine for one in table} == {
                 one.contender.engine for one in table if not one.contender.speculation
             }
-    assert len(tables_of(every, 100.0)) == 1
-    assert [len(table) for table in tables_of(big, 7.0)] == [2, 2, 2]
-    assert [len(table) for table in tables_of(big, 10.6)] == [3, 2]
+    assert len(tables_that_fit(every, 100.0)) == 1
+    assert [len(table) for table in tables_that_fit(big, 7.0)] == [2, 2, 2]
+    assert [len(table) for table in tables_that_fit(big, 10.6)] == [3, 2]
 
 
 def test_settings_are_read_as_a_search_writes_them_and_nothing_else(tmp_path: Path) -> None:
