@@ -291,7 +291,7 @@ TWO = {"a": "1.0", "b-c": "2.0"}
             "uv.lock",
             """
             package = [
-                { name = "a", version = "1.0", source = { registry = "https://pypi.org/simple" } },
+                { name = "a", version = "1.0", source = { registry = "https://index.example/simple" } },
                 { name = "b-c", version = "2.0", resolution-markers = ["python_version > '3'", "os_name == 'x'"] },
                 { name = "b-c", version = "1.0", resolution-markers = ["python_version < '3'"] },
                 { name = "itself", version = "0.1", source = { editable = "." } },
