@@ -164,6 +164,8 @@ def _row(
             for cost, one in zip((decoding, end_to_end), noise, strict=True)
         )
         figures = _with_speedup(figures, pool, found, verdict, whole.speed)
+    elif any(outcome.warm for outcome in outcomes):  # of answers in one piece, which have no decoding
+        figures = replace(figures, marks=("warm",))
     return Row(
         arm,
         replace(figures, verdict="FAILED" if failures else verdict.label),

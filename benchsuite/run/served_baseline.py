@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from benchsuite.benches.serving.forward_counts import ForwardCount, ForwardCounts, forward_counts
-from benchsuite.benches.serving.paired_costs import paired_costs, poor_requests
 from benchsuite.benches.serving.speed import PairedLog
 from benchsuite.gate.record import DECODE, FIRST, WHOLE, GateError
 from benchsuite.machine.files import strict_json, write_file
@@ -52,6 +51,8 @@ class ServedBaseline:
     @staticmethod
     def of(bench: ServingBench, made: Mapping[str, Any]) -> ServedBaseline:
         """The baseline of what a bench has measured."""
+        from benchsuite.benches.serving.paired_costs import paired_costs, poor_requests  # it imports torch
+
         plan = bench.plan
         ask = {name: value for name, value in vars(plan.ask).items() if name not in ("prompt", "extra", "logprobs")}
         prompts = [hashlib.sha256(f"{label} {text}".encode()).hexdigest()[:16] for label, text in plan.prompts]

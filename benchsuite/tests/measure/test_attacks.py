@@ -321,9 +321,9 @@ def test_a_cache_on_disk_that_an_earlier_run_filled_is_found(cache: type[DiskCac
         made.append(cache(env, tmp_path / "answers.json"))
         return made[-1]
 
-    first = drafted_row(prepared(cache=factory), "cache")
+    first = drafted_row(prepared(plan=MeasuringPlan(prompts=4), cache=factory), "cache")
     made[-1].write()
-    again = drafted_row(prepared(cache=factory), "cache")
+    again = drafted_row(prepared(plan=MeasuringPlan(prompts=4), cache=factory), "cache")
     assert first.info["tau"] < 1.5
     assert again.info["tau"] > 2.5, "the attack does not pay"
     assert (again.info["marks"], again.info["verdict"]) == (["learns"], "not comparable")

@@ -160,7 +160,7 @@ def test_vllms_memory_is_a_share_of_a_gpu_and_on_a_cpu_what_the_cache_of_the_run
     """A share of a CPU's memory is one of all of it, and vLLM does not start where others use the rest."""
     env = replace(kit_env(None), max_rows=500, max_length=5000)
     Registry().peer("vllm", env)
-    config = families.build_model("llama").config
+    config = families.build_model("llama-16").config
     cell = config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2 * 4  # float32 keys and values
     assert vllm.given["kv_cache_memory_bytes"] == 3 * 500 * 5000 * cell
     assert "gpu_memory_utilization" not in vllm.given

@@ -32,7 +32,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "run": ("benchsuite/run/*.py", "benchsuite/*.py"),
     "predict": ("benchsuite/predict/*.py",),
     "report": ("benchsuite/report/*.py",),
-    "serving": ("benchsuite/benches/serving/*.py", "benchsuite/benches/*.py"),
+    "serving": ("benchsuite/benches/serving/*.py", "benchsuite/benches/*.py", "benchsuite/engines/*.py"),
     "decoding": ("benchsuite/benches/decoding/*.py",),
     "timing": ("benchsuite/benches/kernels/*.py",),
     "kept": tuple(f"benchsuite/{room}/*.py" for room in ("store", "machine", "compare", "foreign")),
