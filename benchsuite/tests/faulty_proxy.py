@@ -135,6 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
                 tokens[place] = INSTEAD
                 self.server.changed += 1
                 if named:
+                    named[place].pop("id", None)  # llama.cpp's, which is of the token that was there
                     named[place] |= {"token": INSTEAD, "bytes": [*INSTEAD.encode()], "logprob": -5.0}
                 else:
                     listed["tokens"][place], listed["token_logprobs"][place] = INSTEAD, -5.0

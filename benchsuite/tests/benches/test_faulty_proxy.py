@@ -21,7 +21,10 @@ WORDS = [f" w{place}" for place in range(250)]
 def hundreds_of_words(chat: bool) -> Fault:
     """An answer of 250 words in one piece, each with its log-probability."""
     text = "".join(WORDS)
-    named = [{"token": word, "logprob": -1.0, "bytes": [*word.encode()], "top_logprobs": []} for word in WORDS]
+    named = [
+        {"id": place, "token": word, "logprob": -1.0, "bytes": [*word.encode()], "top_logprobs": []}
+        for place, word in enumerate(WORDS)
+    ]
     listed = {"tokens": list(WORDS), "token_logprobs": [-1.0] * len(WORDS), "top_logprobs": None, "text_offset": []}
     choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
     choice |= (
@@ -58,6 +61,7 @@ def test_one_token_in_a_hundred_is_another_and_the_same_however_it_is_asked_for(
     assert all(later - here == EVERY for here, later in itertools.pairwise(wrong))
     if reply.tokens:
         assert "".join(token.text for token in reply.tokens) == reply.text
+        assert not any(reply.tokens[place].id for place in wrong), "a number is of the token that was there"
     elsewhere, _, _ = reply_through("changed", hundreds_of_words(False), stream=False, logprobs=1)
     assert how == "chat" or elsewhere.text == reply.text, "its places are the prompt's"
 
