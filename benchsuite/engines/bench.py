@@ -39,9 +39,6 @@ NEEDED_GB = {"vllm": 3.5, "llama_cpp": 0.3}
 SUITE_GB = 10.0
 """Memory that the run of the table takes beside the servers: the target, and the models of every peer of Python."""
 
-COLD = {"vllm": "vllm", "llama_cpp": "llama_cpp"}
-"""How the peer ``endpoint`` calls each engine's server."""
-
 SETTINGS = "engines-settings.json"
 """The file of the best settings, in the folder of results."""
 
@@ -240,7 +237,7 @@ def _main_job(plan: EnginesPlan, peers: Sequence[str], started: Sequence[Running
     rows = [*peers]
     for one in started:
         engine = one.contender.engine
-        named = f"url={one.endpoint.url}, name={one.endpoint.name}, server={COLD[engine]}"
+        named = f"url={one.endpoint.url}, name={one.endpoint.name}, server={engine}"
         own = f", plain={plain[engine]}" if one.contender.speculation and engine in plain else ""
         rows.append(f"endpoint({named}{own})")
     return [

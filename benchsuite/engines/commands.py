@@ -1,4 +1,4 @@
-"""``python -m benchsuite engines set-up|serve|record``."""
+"""``python -m benchsuite engines set-up|serve|bench|record``."""
 
 from __future__ import annotations
 
