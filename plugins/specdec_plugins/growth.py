@@ -97,11 +97,12 @@ class Growth:
         self.paths = torch.cat([self.paths.gather(1, before), tokens[:, :, None]], dim=2)
 
     def window(self, context: Context, most: int, least: float) -> Window:
-        """A window of each row's likeliest nodes: at most ``most``, within its room, none below ``least``."""
+        """A window of each row's likeliest nodes: at most ``most``, as many as it may propose, none below ``least``."""
         rows, nodes = self.tokens.shape
         most = min(most, nodes)
         best = self.score.topk(most, dim=1)
         likely = best.values > torch.log(torch.tensor(least)) if least > 0 else best.values.isfinite()
+        likely &= torch.arange(most, device=likely.device) < context.max_proposals[:, None]
         # A node's number is above its parent's, so order by number keeps parents first; nodes left out go last.
         chosen = torch.where(likely, best.indices, nodes).sort(dim=1).values
         inside = chosen < nodes
@@ -113,8 +114,7 @@ class Growth:
         parents = torch.where(inside & (above >= 0), slot.gather(1, above.clamp(min=0)), 0)
         tokens = torch.cat([context.pending[:, None], self.tokens.gather(1, chosen)], dim=1)
         root = torch.full((rows, 1), -1, dtype=torch.int64, device=chosen.device)
-        width = torch.minimum(inside.sum(dim=1), context.max_proposals) + 1
-        return Window(tokens, torch.cat([root, parents], dim=1), width)
+        return Window(tokens, torch.cat([root, parents], dim=1), inside.sum(dim=1) + 1)
 
 
 class Forest:
