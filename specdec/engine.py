@@ -20,9 +20,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from specdec import logprobs
+from specdec.confidence import confidence_bits, confidence_read
 from specdec.devices import HostCopy, Stopwatch, synchronize
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend, Controller, Draft, Policy
+from specdec.lengths import Ks, allowed_k, each_k
 from specdec.messages import Context, Verdict, Window
 from specdec.model import ArenaModel
 from specdec.queue import Completion, KeptText, Queue
@@ -269,7 +271,7 @@ class Engine:
             self._lockstep.step(window)
         proposed = mark()
         try:
-            forward, verdict, packed, marks = self._verify(steps, window, context)
+            forward, verdict, packed, marks = self._verify(steps, window, context, proposal.confidence)
         except IndexError:  # where ids are looked up on the host; a device has no words for it
             window.check_ids(self.target.vocabulary, type(self.draft).__name__)
             raise
@@ -281,10 +283,12 @@ class Engine:
         observed = mark()
         if self.trace:
             self.trace(context, window, forward.logits, verdict)
-        read = self.read(packed)
+        read, told = self.read(packed), None
+        if proposal.confidence is not None:
+            read, told = np.split(read, [-proposal.tokens.shape[1]], axis=1)
         if self._lockstep:
             read = self._lockstep.read(read, size - TAIL)
-        each = self._absorb(read[:, :size], window)
+        each = self._absorb(read[:, :size], window, told)
         if rows.most_logprobs is not None:
             rows.absorb_logprobs(read[:, size:], verdict.path.shape[1])
         whole = Marks(start, chosen, asked, proposed, *marks, observed, mark())
@@ -297,9 +301,12 @@ class Engine:
         return steps, steps.part(Window.root, context) if proposal is None else steps.hold(proposal)
 
     def _verify(
-        self, steps: Steps, window: Window, context: Context
+        self, steps: Steps, window: Window, context: Context, confidence: Tensor | None = None
     ) -> tuple[Forward, Verdict, Tensor, tuple[int, int, int, int]]:
-        """The parts of a step after its proposal; returns also what is to be read, and the mark after each part."""
+        """The parts of a step after its proposal; returns also what is to be read, and the mark after each part.
+
+        The draft's confidence [B, W] is read with the rest, and is no part that is recorded: only the host uses it.
+        """
         mark, live = self.stats.stopwatch.mark, slice(0, context.rows)
         forward = steps.part(self._forward, window, live)
         forwarded = mark()
@@ -309,6 +316,8 @@ class Engine:
             steps.part(self._commit, verdict, live)
             committed = mark()
             packed = steps.part(self._extend, window, forward, verdict, context)
+            if confidence is not None:
+                packed = torch.cat([packed, confidence_bits(confidence)], dim=1)
         self._host.start(packed)  # the host uses it while the device works for the draft
         return forward, verdict, packed, (forwarded, judged, committed, mark())
 
@@ -387,29 +396,29 @@ class Engine:
         self.stats.counts["host_reads"] += 1
         return self._host.of(packed).numpy()
 
-    def _next_k(self) -> int:
+    def _next_k(self) -> Ks:
         stats = self.stats
-        stats.batch = len(self.rows.live)
-        stats.lengths = tuple(int(n) for n in self.rows.length_host[: stats.batch])
+        stats.rows = self.rows.counted()
+        stats.batch, stats.lengths = len(stats.rows), tuple(row.length for row in stats.rows)
         if self.draft is None:
             return 0
-        k = self.controller.next_k(stats)
-        if not 0 <= k < self.max_window:
-            raise SpecdecError(
-                f"the controller {type(self.controller).__name__} asks for {k} proposals; the arena was made for its "
-                f"max_k, {self.max_window - 1}: next_k must stay between 0 and max_k"
-            )
+        k = allowed_k(self.controller.next_k(stats), stats.batch, self.max_window - 1, type(self.controller).__name__)
         stats.chosen.append(k)
         return k
 
-    def _absorb(self, read: npt.NDArray[np.int64], window: Window) -> tuple[RowStep, ...]:
-        """The host side of a step: cut the output at stops and count."""
+    def _absorb(
+        self, read: npt.NDArray[np.int64], window: Window, told: npt.NDArray[np.int64] | None
+    ) -> tuple[RowStep, ...]:
+        """The host side of a step: cut the output at stops and count; ``told`` has the bits of the confidence."""
         stats, counts, now = self.stats, self.stats.counts, time.perf_counter()
         cell = self.arena.bytes_per_token(self.arena.layers, self.target.dtype)
+        asked = each_k(stats.chosen[-1] if stats.chosen else 0, len(read))
+        sure = [()] * len(read) if told is None else confidence_read(told, read[:, 1 - TAIL], type(self.draft).__name__)
         each = []
         for row, (*tokens, accepted, proposed, deepest, moved) in enumerate(read.tolist()):
             kept = self.rows.absorb(row, tokens[: accepted + 1], accepted, proposed, now)
             each.append(RowStep(proposed, deepest, min(accepted, kept), kept))
+            self.rows.live[row].counts.book(each[-1], asked[row], sure[row])
             stats.proposed(proposed, deepest)
             stats.accepted(min(accepted, kept))
             counts["num_emitted_tokens"] += kept

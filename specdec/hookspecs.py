@@ -84,7 +84,8 @@ def specdec_register_controllers(register: Callable[[str, ControllerFactory | st
 
     ``Controller.forget`` makes a controller that learns from run to run as it was when built.
 
-    Errors: as for drafts; a ``next_k`` that returns a K outside 0 … ``max_k`` ends the run with SpecdecError.
+    Errors: as for drafts; a ``next_k`` that returns anything but a K within 0 … ``max_k``, or a list with one for each
+    row, ends the run with SpecdecError.
 
     Since 0.1; before 0.1 was released, factories were given K as a second argument.
     """

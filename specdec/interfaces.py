@@ -185,7 +185,7 @@ class Policy(ABC):
 
 
 class Controller(ABC):
-    """Decides how many tokens to propose: one K for the batch.
+    """Decides how many tokens to propose: one K for the batch, or one for each row.
 
     ``deterministic`` is False for a controller that reads the clock: its counters need not repeat.
     ``k_option`` names the factory's option that K sets if the user gives K separately (``--specdec-k 8``); None: the
@@ -201,8 +201,12 @@ class Controller(ABC):
         """The largest K that ``next_k`` may return; constant, because the arena is allocated for it."""
 
     @abstractmethod
-    def next_k(self, stats: Stats) -> int:
-        """K for the next step, 0 … ``max_k``; ``stats`` is the run so far, read-only. The engine refuses another K."""
+    def next_k(self, stats: Stats) -> int | Sequence[int]:
+        """K for the next step, 0 … ``max_k``: one number, or one for each of ``stats.rows`` in their order.
+
+        ``stats`` is the run so far, read-only. A window is as wide as its widest row, and each row has as many
+        proposals as its own K and its room allow. The engine refuses any other K, or another number of them.
+        """
 
     def forget(self) -> None:
         """Delete everything learned from earlier requests; called before a unit is measured, without live rows.

@@ -37,6 +37,9 @@ class Window:
     vocabulary: row i - 1 is the distribution from which node i was drawn, given its elder siblings. ``q=None``
     means that every proposal was certain (one-hot rows). A number of q that is NaN or infinite counts as 0.
 
+    ``confidence`` float [B, W], or None, is for controllers (``RowStats``): by the draft's own estimate the chance,
+    from 0 to 1, that slot i is kept if its parent is. It decides nothing about the step itself; slot 0 has none.
+
     All tensors are on the engine's device. The engine owns a window from the moment ``propose`` returns it.
     """
 
@@ -44,6 +47,7 @@ class Window:
     parents: Tensor
     width: Tensor
     q: Tensor | None = None
+    confidence: Tensor | None = None
 
     @staticmethod
     def chain(pending: Tensor, proposals: Tensor, num_proposals: Tensor, q: Tensor | None = None) -> Window:
@@ -184,7 +188,7 @@ class Window:
         This checks only facts that the host knows; the conformance kit checks the values, which are on the device.
         Raises SpecdecError, which names the draft.
         """
-        size = self.tokens.shape[1] if self.tokens.dim() == 2 else -1
+        size, sure = self.tokens.shape[1] if self.tokens.dim() == 2 else -1, self.confidence
         fits = (
             self.tokens.shape == (rows, size)
             and 1 <= size <= max_window
@@ -192,15 +196,17 @@ class Window:
             and self.width.shape == (rows,)
             and self.tokens.dtype == self.parents.dtype == self.width.dtype == torch.int64
             and (self.q is None or self.q.shape == (rows, size - 1, vocabulary))
+            and (sure is None or (sure.shape == (rows, size) and sure.is_floating_point()))
         )
         if not fits:
             q = None if self.q is None else tuple(self.q.shape)
+            told = None if sure is None else f"{tuple(sure.shape)} {sure.dtype}"
             raise SpecdecError(
                 f"draft {owner!r} proposed a window that does not fit: got tokens {tuple(self.tokens.shape)} "
                 f"{self.tokens.dtype}, parents {tuple(self.parents.shape)} {self.parents.dtype}, "
-                f"width {tuple(self.width.shape)} {self.width.dtype}, q {q}; "
-                f"expected int64 [{rows}, W], [{rows}, W], [{rows}] with W from 1 to {max_window}, and q None or "
-                f"[{rows}, W - 1, {vocabulary}]"
+                f"width {tuple(self.width.shape)} {self.width.dtype}, q {q}, confidence {told}; "
+                f"expected int64 [{rows}, W], [{rows}, W], [{rows}] with W from 1 to {max_window}, q None or "
+                f"[{rows}, W - 1, {vocabulary}], and confidence None or floats [{rows}, W]"
             )
 
     def check_ids(self, vocabulary: int, owner: str) -> None:

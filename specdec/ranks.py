@@ -34,6 +34,7 @@ from torch import Tensor
 from specdec.devices import kind_of, pick_device
 from specdec.errors import SpecdecError
 from specdec.interfaces import Controller
+from specdec.lengths import allowed_k, each_k
 from specdec.messages import Window
 from specdec.request import Request
 from specdec.stats import Stats
@@ -153,11 +154,11 @@ class Ranks:
             )
         return pick_device(f"cuda:{self.place.local}")
 
-    def decided(self, number: int) -> int:
-        """Rank 0's ``number``, on every rank; a collective call."""
-        sent = torch.tensor([number], dtype=torch.int64)
+    def decided(self, numbers: Sequence[int]) -> list[int]:
+        """Rank 0's ``numbers``, on every rank; a collective call, with as many numbers on each."""
+        sent = torch.tensor(numbers, dtype=torch.int64)
         dist.broadcast(sent, 0)
-        return int(sent)
+        return sent.tolist()
 
     def compare(self, what: str, *numbers: int) -> None:
         """End the run, by the name of the rank that differs, unless all ranks are at ``what`` with equal ``numbers``.
@@ -398,9 +399,12 @@ class RankZeroDecides(Controller):
         """The other controller's."""
         return self.inner.max_k
 
-    def next_k(self, stats: Stats) -> int:
-        """Rank 0's K; a collective call."""
-        return self._ranks.decided(self.inner.next_k(stats) if self._ranks.first else 0)
+    def next_k(self, stats: Stats) -> Sequence[int]:
+        """Rank 0's K of each row; a collective call."""
+        k = self.inner.next_k(stats) if self._ranks.first else 0
+        return self._ranks.decided(
+            each_k(allowed_k(k, stats.batch, self.max_k, type(self.inner).__name__), stats.batch)
+        )
 
     def forget(self) -> None:
         """Have the other controller forget."""

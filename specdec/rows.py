@@ -16,10 +16,12 @@ from torch import Tensor
 
 from specdec.devices import uploaded
 from specdec.ledger import Ledger
+from specdec.lengths import Ks
 from specdec.logprobs import TokenLogprobs, unpack
 from specdec.messages import Context, Verdict, Window
 from specdec.processors import StackedParams
 from specdec.request import Request
+from specdec.stats import RowStats
 from specdec.stops import FinishReason, StopWatcher
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ Kind = Literal["accepted", "recovered", "bonus", "plain"]
 class Live:
     """One request in a row: its stop watcher, the kind and time of each emitted token, the time of its submission.
 
-    ``logprobs`` stay empty unless the request asks for them.
+    ``logprobs`` stay empty unless the request asks for them; ``counts`` is what controllers see of it.
     """
 
     request: Request
@@ -48,6 +50,10 @@ class Live:
     submitted: float = 0.0
     prefill: tuple[int, int] = (0, 0)  # stopwatch marks of its begin and end
     finish: FinishReason | None = None
+    counts: RowStats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = RowStats(self.request.id)
 
 
 class Rows:
@@ -110,19 +116,30 @@ class Rows:
             self.most_logprobs = max((p.logprobs for p in params if p.logprobs is not None), default=None)
         return self._stacked
 
-    def context(self, k: int, ops: Backend, coupled: bool) -> Context:
+    def counted(self) -> tuple[RowStats, ...]:
+        """What controllers see of the live rows, with their lengths and room of now."""
+        for row, live in enumerate(self.live):
+            live.counts.length = int(self.length_host[row])
+            live.counts.room = int(self.limit_host[row]) - live.counts.length - 1
+        return tuple(live.counts for live in self.live)
+
+    def context(self, k: Ks, ops: Backend, coupled: bool) -> Context:
         """The step's context: views of the live rows. K is limited to each row's budget and room."""
         b = len(self.live)
         # A step emits at most one token more than it proposes.
         room = torch.sub(self.limit[:b], self.length[:b], out=self._room[:b]).sub_(1)
         room_host = self.limit_host[:b] - self.length_host[:b] - 1
+        if isinstance(k, int):
+            room.clamp_(max=k)
+        else:
+            torch.minimum(room, uploaded(room.device, np.array(k, dtype=np.int64))[0], out=room)
         return Context(
             request=self.request[:b],
             tokens=self.tokens[:b],
             history=self.history[:b],
             length=self.length[:b],
             length_host=self.length_host[:b],
-            max_proposals=room.clamp_(max=k),
+            max_proposals=room,
             max_proposals_host=np.minimum(room_host, k),
             params=self.params(),
             ops=ops,

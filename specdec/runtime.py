@@ -35,7 +35,7 @@ class Steps(ABC):
 
     @abstractmethod
     def hold(self, window: Window) -> Window:
-        """The window that the parts of this step are called with: one that equals ``window``, or ``window`` itself."""
+        """The window that the parts of this step are called with: ``window``, or its copy without ``confidence``."""
 
     @abstractmethod
     def part(self, function: Callable[..., T], *given: object) -> T:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specdec.devices import Stopwatch
+from specdec.lengths import Ks
 
 
 class Marks(NamedTuple):
@@ -100,13 +101,43 @@ class StepTimes:
 
 
 @dataclass
+class RowStats:
+    """A live request so far, in whatever row it is; read-only for controllers.
+
+    ``request`` is its id, ``length`` its tokens with the prompt, ``room`` the most proposals that it can still use, and
+    ``steps`` the number of its steps. Of its last step: ``asked`` is K, ``last`` what came of it (None before the
+    first), ``confidence`` the draft's own of each proposal (see ``Window.confidence``), empty where it has none.
+    ``proposed_per_pos`` and ``accepted_per_pos`` are those of ``Stats``, of this request alone.
+    """
+
+    request: int
+    length: int = 0
+    room: int = 0
+    steps: int = 0
+    asked: int = 0
+    last: RowStep | None = None
+    confidence: tuple[float, ...] = ()
+    proposed_per_pos: list[int] = field(default_factory=list)
+    accepted_per_pos: list[int] = field(default_factory=list)
+
+    def book(self, row: RowStep, asked: int, confidence: tuple[float, ...]) -> None:
+        """Add a step of this request."""
+        self.steps += 1
+        self.asked, self.last, self.confidence = asked, row, confidence
+        _raise_first(self.proposed_per_pos, row.deepest)
+        _raise_first(self.accepted_per_pos, row.accepted)
+
+
+@dataclass
 class Stats:
     """Counters and steps of the run so far; read-only for controllers.
 
-    ``batch`` is the number of live rows and ``lengths`` their lengths in tokens. ``accepted_per_pos[i]`` counts the
-    proposals accepted at depth i + 1; ``proposed_per_pos[i]`` counts the pairs of step and row with a proposal at
-    that depth. ``chosen`` is the controller's K of each step of an engine with a draft. ``ops`` counts the calls of
-    each (op, backend); it is complete when the run is over. ``calls`` are the calls into the draft outside steps.
+    ``batch`` is the number of live rows, ``lengths`` their lengths in tokens, and ``rows`` each of them so far, in the
+    order in which a controller gives their K. ``accepted_per_pos[i]`` counts the proposals accepted at depth i + 1;
+    ``proposed_per_pos[i]`` counts the pairs of step and row with a proposal at that depth. ``chosen`` is the
+    controller's K of each step of an engine with a draft: one number, or one for each row where they differ. ``ops``
+    counts the calls of each (op, backend); it is complete when the run is over. ``calls`` are the calls into the draft
+    outside steps.
     """
 
     stopwatch: Stopwatch
@@ -116,9 +147,10 @@ class Stats:
     calls: list[Call] = field(default_factory=list)
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
-    chosen: list[int] = field(default_factory=list)
+    chosen: list[Ks] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    rows: tuple[RowStats, ...] = ()
 
     def proposed(self, count: int, deepest: int) -> None:
         """Count one row's proposals in one step; ``deepest`` is their largest depth, which is ``count`` for a chain."""

@@ -53,13 +53,16 @@ class ControllerChecks(Checks):
 
     @pytest.mark.parametrize("draft", DRAFTS)
     def test_k_is_a_whole_number_within_its_bounds(self, draft: str) -> None:
-        """K lies in 0 … ``max_k``, which determines the arena's size; ``max_k`` does not change."""
+        """K, or that of each live row, lies in 0 … ``max_k``, which determines the arena's size and does not change."""
         engine = self.engine(draft)
         most = engine.controller.max_k
 
         def see(step: int, k: Any) -> None:
-            if type(k) is not int or not 0 <= k <= most or engine.controller.max_k != most:
-                measured = f"K {k!r} at step {step}, max_k {most}, now {engine.controller.max_k}"
+            rows = engine.stats.batch
+            each = [*k] if isinstance(k, list | tuple) else [k] * rows
+            fits = len(each) == rows and all(type(one) is int and 0 <= one <= most for one in each)
+            if not fits or engine.controller.max_k != most:
+                measured = f"K {k!r} at step {step}, max_k {most}, now {engine.controller.max_k}, {rows} rows"
                 raise Failed(f"{self.text} stays within its bounds", measured, f"six requests drafted by {draft}")
 
         self._asked(engine, see)

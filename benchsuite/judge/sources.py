@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from specdec.engine import Engine
 from specdec.interfaces import Controller
+from specdec.lengths import Ks
 from specdec.messages import Context, Verdict, Window
 from specdec.request import Request
-from specdec.stats import Stats
+from specdec.stats import RowStats, Stats
 
 Tokens = tuple[int, ...]
 
@@ -35,7 +36,7 @@ class Recorded(Controller):
     Example: ``Recorded(engine.stats.chosen, engine.controller.max_k)``
     """
 
-    def __init__(self, chosen: Sequence[int], most: int) -> None:
+    def __init__(self, chosen: Sequence[Ks], most: int) -> None:
         self._chosen, self._most = chosen, most
 
     @property
@@ -43,7 +44,7 @@ class Recorded(Controller):
         """The largest K of the controller that chose."""
         return self._most
 
-    def next_k(self, stats: Stats) -> int:
+    def next_k(self, stats: Stats) -> Ks:
         """The K that was chosen for this step."""
         step = len(stats.steps)
         return self._chosen[step] if step < len(self._chosen) else 0
@@ -65,6 +66,25 @@ class Always(Controller):
         return self._k
 
 
+class EachRow(Controller):
+    """A K for each row, from what is known of its request.
+
+    Example: ``EachRow(4, lambda row: row.request % 5)``
+    """
+
+    def __init__(self, most: int, k_of: Callable[[RowStats], int]) -> None:
+        self._most, self._k_of = most, k_of
+
+    @property
+    def max_k(self) -> int:
+        """The largest K that may be asked for."""
+        return self._most
+
+    def next_k(self, stats: Stats) -> list[int]:
+        """Return the K of each row."""
+        return [self._k_of(row) for row in stats.rows]
+
+
 class EngineSource:
     """An engine as a source of tokens. It repeats its last run of some requests with the K that was chosen then.
 
@@ -73,7 +93,7 @@ class EngineSource:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._chosen: dict[tuple[Request, ...], list[int]] = {}
+        self._chosen: dict[tuple[Request, ...], list[Ks]] = {}
 
     def _remember(self, requests: Sequence[Request]) -> None:
         """Keep what the controller chose in the engine's last run, which was of ``requests``."""

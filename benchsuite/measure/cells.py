@@ -267,7 +267,7 @@ def _read_stats(found: Mapping[str, Any]) -> Stats:
         calls=[Call(*call) for call in found["calls"]],
         accepted_per_pos=found["accepted_per_pos"],
         proposed_per_pos=found["proposed_per_pos"],
-        chosen=found.get("chosen", []),  # older cells lack it
+        chosen=[k if isinstance(k, int) else tuple(k) for k in found.get("chosen", [])],  # older cells lack it
         counts=Counter(found["counts"]),
         ops=Counter({(op, backend): count for op, backend, count in found["ops"]}),
     )

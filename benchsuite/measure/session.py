@@ -607,7 +607,7 @@ class Bench(Measured):
 def _drawn() -> int:
     """A number that no other run draws, on every rank the same."""
     drawn, ranks = secrets.randbits(62), joined_ranks()
-    return drawn if ranks is None else ranks.decided(drawn)
+    return drawn if ranks is None else ranks.decided([drawn])[0]
 
 
 def _ask_once(runner: Runner) -> None:

@@ -19,6 +19,7 @@ from specdec.assembly import Assembly
 from specdec.calibration import Point
 from specdec.engine import Engine
 from specdec.interfaces import Controller
+from specdec.lengths import each_k
 from specdec.request import Request, SamplingParams
 from specdec.stats import Stats
 
@@ -79,9 +80,10 @@ class Probed:
         are left out."""
         stats = engine.stats
         chosen = stats.chosen or [0] * len(stats.steps)
-        for asked, step in zip(chosen, stats.steps, strict=True):
+        for ks, step in zip(chosen, stats.steps, strict=True):
             if step.rows != rows:
                 continue
+            asked = any(each_k(ks, rows))
             times = stats.times(step)
             if not name:
                 self.plain[Point(rows, length, 1)].append(times.target + times.rest)
@@ -90,7 +92,7 @@ class Probed:
             forward = self.trees[name] if branched else self.forward
             forward[Point(rows, length, step.width)].append(times.target)
             self.steps[name, rows, length, step.k if asked else -1].append(times.draft)
-            self.rest[name, rows, int(asked > 0)].append(times.rest)
+            self.rest[name, rows, int(asked)].append(times.rest)
         if name:
             self.admit[name, length].append(stats.called("admit", "prefilled") / rows)
             self.release[name].append(stats.called("release", "move") / rows)

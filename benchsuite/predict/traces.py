@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchsuite.measure.runners import Outcome
+from specdec.lengths import each_k
 
 
 class Seen(NamedTuple):
@@ -112,8 +113,8 @@ def traces_of(outcome: Outcome) -> list[StepTrace]:
     branched = [False] * len(left)
     live = [request for request, tokens in enumerate(left) if tokens]
     chosen = outcome.stats.chosen or [step.k for step in outcome.stats.steps]
-    for asked, step in zip(chosen, outcome.stats.steps, strict=True):
-        for request, row in zip(live, step.each, strict=True):
+    for ks, step in zip(chosen, outcome.stats.steps, strict=True):
+        for request, row, asked in zip(live, step.each, each_k(ks, step.rows), strict=True):
             found[request].append(Seen(asked, row.proposed, max(0, row.emitted - 1)))
             branched[request] |= row.proposed > row.deepest
             left[request] -= row.emitted

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 from benchsuite.conformance.exact.enumerator import Script, Shape, completions
 from benchsuite.conformance.exact.table_target import Table, TableDraft, Tabular, random_table
-from benchsuite.judge.sources import Always
+from benchsuite.judge.sources import Always, EachRow
 from specdec import Engine, Policy, Request, SamplingParams
+from specdec.stats import RowStats
 
 Outputs = tuple[tuple[int, ...], ...]
 """Outputs of a run's requests, in their order."""
@@ -33,14 +34,15 @@ def outputs(
     rows: int,
     span: int | None = None,
     draft: type[TableDraft] = TableDraft,
+    k_of: Callable[[RowStats], int] | None = None,
 ) -> Outputs:
-    """Run the real engine once with scripted draws; return the outputs."""
-    target = Tabular(distributions[0], vocabulary, script, span)
+    """Run the real engine once with scripted draws; return the outputs. ``k_of`` gives each row a K of its own."""
+    target, most = Tabular(distributions[0], vocabulary, script, span), len(shape.parents) - 1
     engine = Engine(
         target,
         draft=draft(distributions[1], shape, certain),
         policy=policy,
-        controller=Always(len(shape.parents) - 1),
+        controller=EachRow(most, k_of) if k_of else Always(most),
         ops=script,
         max_rows=rows,
         max_length=12,
@@ -113,11 +115,12 @@ def run_distance(
     broken: Sequence[float] | None = None,
     draft: type[TableDraft] = TableDraft,
     fresh: bool = False,
+    k_of: Callable[[RowStats], int] | None = None,
 ) -> float:
     """Return the total variation between the engine's outputs and independent runs of the target alone.
 
     ``broken`` replaces the draft's distribution in all of the first request's text; ``fresh``: as if every draw and
-    coin had noise of its own, whatever their keys.
+    coin had noise of its own, whatever their keys; ``k_of``: see ``outputs``.
     """
     q = random_table(("q", seed), vocabulary, zeros=zeros)
     first = requests[0].prompt
@@ -127,7 +130,7 @@ def run_distance(
 
     distributions = random_table(("p", seed), vocabulary, zeros=zeros), drafted
     got = completions(
-        lambda s: outputs(s, policy, distributions, vocabulary, shape, certain, requests, rows, span, draft),
+        lambda s: outputs(s, policy, distributions, vocabulary, shape, certain, requests, rows, span, draft, k_of),
         fresh=fresh,
     )
 

@@ -35,13 +35,15 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from benchsuite.conformance.guards.snippet import compiled_snippet
 from benchsuite.conformance.guards.tape import shares_memory
 from benchsuite.conformance.models import families, tiny
-from specdec import Engine, Request, SamplingParams, catalog, swap
+from specdec import Engine, Request, SamplingParams, Verdict, Window, catalog, swap
 from specdec.assembly import Assembly
 from specdec.calibration import Calibration
 from specdec.devices import Stopwatch
 from specdec.interfaces import Backend
+from specdec.lengths import Ks
 from specdec.model import ArenaModel
 from specdec.ops import Ops
+from specdec.rows import TAIL
 from specdec_kernels.cuda import Cuda
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
@@ -177,7 +179,7 @@ class FakeRun:
     admissions, moves and ends.
     """
 
-    kinds: Sequence[tuple[tuple[int, ...], int, int]]
+    kinds: Sequence[tuple[tuple[int, ...], Ks, int]]
     streams: Sequence[Sequence[tuple[object, ...]]]
     parts: Sequence[Mapping[str, int]]
     launches: Mapping[str, int]
@@ -424,11 +426,11 @@ class _Watched:
     """Notes of each step of an engine its requests and its K, and its stream of ops up to its read."""
 
     def __init__(self, engine: Engine, log: LaunchLog) -> None:
-        self.asked: list[tuple[tuple[int, ...], int]] = []
+        self.asked: list[tuple[tuple[int, ...], Ks]] = []
         self.streams: list[list[tuple[object, ...]]] = []
         leave, next_k = engine.queue.leave, engine._next_k
 
-        def next_one() -> int:
+        def next_one() -> Ks:
             self.asked.append((tuple(live.request.id for live in engine.rows.live), next_k()))
             return self.asked[-1][1]
 
@@ -448,13 +450,21 @@ TEXT = (7,) * 5
 
 def _script(engine: Engine, device: str) -> None:
     """Make up what the engine's steps read, and count the reads; a tensor elsewhere than on ``device`` is refused."""
+    extend, depths = engine.rows.extend, [0]
+
+    def extended(window: Window, verdict: Verdict, ops: Backend) -> Tensor:
+        packed = extend(window, verdict, ops)
+        depths[0] = packed.shape[1] - TAIL
+        return packed
 
     def read(packed: Tensor) -> npt.NDArray[np.int64]:
         assert packed.device.type == device, f"the step's read is of a tensor on {packed.device.type}"
         rows, length = packed.shape
-        depth = length - 4
+        depth = depths[0]
         tokens = [TEXT[step % len(TEXT)] for step in range(depth)]
+        more = [0] * (length - depth - TAIL)  # the bits of a draft's confidence, which is then 0
         engine.stats.counts["host_reads"] += 1
-        return np.array([[*tokens, min(1, depth - 1), depth - 1, depth - 1, 0]] * rows)
+        return np.array([[*tokens, min(1, depth - 1), depth - 1, depth - 1, 0, *more]] * rows)
 
+    object.__setattr__(engine.rows, "extend", extended)
     object.__setattr__(engine, "read", read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 from benchsuite.conformance.exact import exact_runs
 from benchsuite.conformance.exact.enumerator import Shape, chain, completions
 from benchsuite.conformance.exact.exact_runs import PROMPTS, Outputs, one, outputs
-from benchsuite.conformance.exact.table_target import random_table
+from benchsuite.conformance.exact.table_target import TableDraft, random_table
 from benchsuite.conformance.models.tiny import policy_named as built
 from benchsuite.tests.rig import pairs_in_turn, slow_after
-from specdec import Request, SamplingParams
+from specdec import Context, Request, SamplingParams, Window
+from specdec.stats import RowStats
 
 Distance = Callable[..., float]
 POLICIES = ("rejection", "block", "tree_rejection", "match")
@@ -178,3 +180,41 @@ def test_the_distribution_of_fractions_is_met_exactly(policy: str, certain: bool
         steps = (distributions[0]((*PROMPTS[0], *out[:i]))[token] for i, token in enumerate(out))
         expected[(out,)] = prod(map(Fraction, steps), start=Fraction(1))
     assert got == expected
+
+
+class Sure(TableDraft):
+    """Tells a confidence that depends on what was drawn."""
+
+    def propose(self, context: Context) -> Window:
+        """The window of the tables."""
+        window = super().propose(context)
+        return replace(window, confidence=(window.tokens + 1) / 4)
+
+
+def _by_request(row: RowStats) -> int:
+    return (row.request + row.steps) % 3
+
+
+def _by_confidence(row: RowStats) -> int:
+    """After a last proposal that was the token 1 two proposals, else one: K follows from earlier draws."""
+    return 2 if row.confidence[-1:] == (0.5,) else 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "certain"),
+    slow_after(1, pairs_in_turn(["rejection", "match", "tree_rejection", "block"], [False, True])),
+)
+def test_rows_of_different_k_have_the_targets_distribution(policy: str, certain: bool) -> None:
+    requests = [Request(i, PROMPTS[i], SamplingParams(temperature=1.0, max_new_tokens=2 + i)) for i in range(2)]
+    far = exact_runs.run_distance(
+        built(policy), 2, chain(2), requests, rows=2, certain=certain, k_of=_by_request, draft=Sure
+    )
+    assert far < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("policy", "shape"),
+    slow_after(1, [*((policy, chain(2)) for policy in POLICIES), ("tree_rejection", FORK), ("match", FORK)]),
+)
+def test_a_k_that_follows_from_confidences_leaves_the_targets_distribution(policy: str, shape: Shape) -> None:
+    assert exact_runs.run_distance(built(policy), 2, shape, one(4), k_of=_by_confidence, draft=Sure) < 1e-12

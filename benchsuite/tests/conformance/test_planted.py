@@ -784,6 +784,13 @@ class Halves(Fixed):
         return 2.5
 
 
+class OneTooFew(Fixed):
+    """Gives every row a K but the last."""
+
+    def next_k(self, stats: Any) -> Any:
+        return [self.max_k] * (len(stats.rows) - 1)
+
+
 class Growing(Fixed):
     """Raises its own maximum while it runs."""
 
@@ -829,6 +836,7 @@ CONTROLLERS: list[tuple[ControllerFactory, bool, str, str]] = [
     (Fixed, False, "is_what_it_claims", "has deterministic=False.*deterministic=True"),
     (Beyond, True, "within_its_bounds", "K 5 at step 0, max_k 4"),
     (Halves, True, "within_its_bounds", "K 2.5 at step 0"),
+    (OneTooFew, True, "within_its_bounds", r"K \[4, 4\] at step 0, .* 3 rows"),
     (Growing, True, "within_its_bounds", "max_k 4, now 5"),
     (Clock, True, "repeats", "has deterministic=True"),
     (Hoarder, True, "repeats", "K 4 in the first run, 3 in the second, after forget"),

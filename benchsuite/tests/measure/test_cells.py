@@ -38,7 +38,7 @@ STATS = Stats(
     calls=[Call("release", 10, 11)],
     accepted_per_pos=[1, 0, 2],
     proposed_per_pos=[2, 3, 4],
-    chosen=[9],
+    chosen=[9, (3, 0)],
     counts=Counter(num_emitted_tokens=3),
     ops=Counter({("linear", "cpu"): 5, ("sample", "reference"): 2}),
 )

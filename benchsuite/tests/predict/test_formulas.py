@@ -709,6 +709,13 @@ def test_rows_of_steps_are_those_of_live_requests_of_which_the_last_takes_the_pl
         [3, 5, 0],
         [3, 5],
     ]
+    each = replace(stats, chosen=[(3, 2, 1), (5, 4), 0])
+    assert [[seen.asked for seen in one.steps] for one in traces_of(replace(outcome, stats=each))] == [
+        [3],
+        [],
+        [2, 4, 0],
+        [1, 5],
+    ]
     assert traces_of(replace(outcome, stats=None)) == []
 
 

@@ -33,6 +33,7 @@ from specdec.calibration import Point
 from specdec.devices import Stopwatch
 from specdec.engine import Engine
 from specdec.interfaces import Controller
+from specdec.lengths import Ks
 from specdec.stats import Call, Marks, Stats, Step
 
 
@@ -88,7 +89,7 @@ def run_of(
     for name, seconds in calls.items():
         every.append(Call(name, len(marks), len(marks) + 1))
         marks += [marks[-1], marks[-1] + seconds]
-    asked = [k for _, k, _, _ in steps] if chosen else []
+    asked: list[Ks] = [k for _, k, _, _ in steps] if chosen else []
     stats = Stats(Stopwatch.recorded(marks), steps=found, calls=every, chosen=asked)
     drafting = None if branches is None else SimpleNamespace(branches=branches)
     return SimpleNamespace(stats=stats, draft=drafting)
@@ -124,6 +125,11 @@ def test_parts_of_steps_are_booked_by_rows_length_and_proposals_and_told_as_medi
     probed.book("silent", run_of([(1, 0, 0, 2.0)], {}, branches=False, chosen=False), 1, 8)
     probed.book("single", run_of([(1, 1, 1, 3.0)], {}, branches=False), 1, 8)
     assert probed.strategy("single").rest == {1: {1: pytest.approx(300.0)}}
+    each = run_of([(2, 4, 4, 1.0), (2, 0, 0, 2.0)], {}, branches=False)
+    each.stats.chosen = [(0, 4), (0, 0)]
+    probed.book("each", each, 2, 8)
+    assert probed.strategy("each").rest == {2: {1: pytest.approx(100.0), 0: pytest.approx(200.0)}}
+    assert probed.strategy("each").steps == {2: {8: {4: pytest.approx(1.0), -1: pytest.approx(2.0)}}}
     silent = probed.strategy("silent")
     assert silent.steps == {1: {8: {-1: 2.0}}}
     assert silent.rest == {1: {0: pytest.approx(200.0)}}

@@ -314,14 +314,17 @@ def chain_of(context: Context, token: int) -> Window:
         ("width", torch.zeros(2, dtype=torch.int32)),
         ("q", torch.zeros(2, 3, 7)),
         ("q", torch.zeros(2, 2, 6)),
+        ("confidence", torch.zeros(2, 2)),
+        ("confidence", torch.zeros(2, 3, 1)),
+        ("confidence", torch.zeros(2, 3, dtype=torch.int64)),
     ],
 )
 def test_each_part_of_a_window_that_does_not_fit_is_refused_and_shown(part: str, value: torch.Tensor) -> None:
     """Two rows, at most four slots, seven tokens; what was got is said of every part, of q too."""
     zeros = torch.zeros(2, 3, dtype=torch.int64)
-    window = Window(zeros, zeros, torch.ones(2, dtype=torch.int64), torch.zeros(2, 2, 7))
+    window = Window(zeros, zeros, torch.ones(2, dtype=torch.int64), torch.zeros(2, 2, 7), torch.zeros(2, 3))
     window.check(2, 4, 7, "planted")
-    replace(window, q=None).check(2, 4, 7, "planted")
+    replace(window, q=None, confidence=None).check(2, 4, 7, "planted")
     wrong = replace(window, **{part: value})
     with pytest.raises(SpecdecError) as refused:
         wrong.check(2, 4, 7, "planted")

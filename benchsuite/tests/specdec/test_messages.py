@@ -241,8 +241,8 @@ def test_tokens_that_are_no_table_are_refused(shape: tuple[int, ...]) -> None:
         window.check(2, 4, 7, "planted")
     assert str(refused.value) == (
         f"draft 'planted' proposed a window that does not fit: got tokens {shape} torch.int64, parents (2, 3) "
-        "torch.int64, width (2,) torch.int64, q None; expected int64 [2, W], [2, W], [2] with W from 1 to 4, and q "
-        "None or [2, W - 1, 7]"
+        "torch.int64, width (2,) torch.int64, q None, confidence None; expected int64 [2, W], [2, W], [2] with W from "
+        "1 to 4, q None or [2, W - 1, 7], and confidence None or floats [2, W]"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from specdec.devices import Stopwatch
-from specdec.stats import Call, Marks, RowStep, Stats, Step
+from specdec.stats import Call, Marks, RowStats, RowStep, Stats, Step
 
 MARKS = Marks(*range(10))
 WATCH = Stopwatch.recorded([0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 127.0, 255.0, 511.0])
@@ -52,6 +52,20 @@ def test_proposals_and_acceptances_are_counted_by_their_depth() -> None:
     assert stats.counts == {"num_drafts": 3, "num_draft_tokens": 8, "num_accepted_tokens": 3}
     assert stats.acceptance_rate == 3 / 8
     assert stats.mean_acceptance_length == 1 + 3 / 3
+
+
+def test_a_rows_steps_are_counted_by_depth_and_the_last_is_told() -> None:
+    row = RowStats(7)
+    assert (row.steps, row.asked, row.last, row.confidence) == (0, 0, None, ())
+    for step, asked, confidence in (
+        (RowStep(3, 3, 1, 2), 4, (0.5, 0.25, 0.125)),
+        (RowStep(4, 2, 2, 3), 4, ()),
+        (RowStep(1, 1, 0, 1), 2, (0.75,)),
+    ):
+        row.book(step, asked, confidence)
+    assert (row.request, row.steps, row.asked, row.last, row.confidence) == (7, 3, 2, RowStep(1, 1, 0, 1), (0.75,))
+    assert row.proposed_per_pos == [3, 2, 1]
+    assert row.accepted_per_pos == [2, 1]
 
 
 def test_a_figure_of_nothing_is_none() -> None:

@@ -38,6 +38,7 @@ ALONE = {
     "cancels": "the draft is not told that a request was cancelled",
     "beams": "a beam's copy lacks the last committed cell",
     "files": "the half line that a kill left in the results stays there",
+    "lengths": "row 0's K is used for all rows",
 }
 """For each layer a mutant that no other layer finds."""
 
@@ -46,7 +47,7 @@ TABLES = ("distribution", "streams", "logprobs", "files")
 
 
 UNTOUCHED = {
-    "pegainfer#670": ("power", "processors", "text", "cancels", "beams", "files", "stops"),
+    "pegainfer#670": ("power", "processors", "text", "cancels", "beams", "files", "stops", "lengths"),
     "a tie": (*TABLES, "keyed", "power", "processors", "text", "cancels", "beams"),
 }
 """Layers that call nothing of what a control changes, by its source: they would find what they find without it."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec import Completion, Context, Engine, Request, Verdict, Window
 from specdec.ledger import adjusts
+from specdec.lengths import each_k
 from specdec.stats import RowStep
 
 Proposals = dict[tuple[int, tuple[int, ...], int], tuple[tuple[int, ...], ...]]
@@ -113,7 +114,7 @@ class Book:
 
     def _seen(self, context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
         """A step, after its acceptance: each row's window and path must be sound, and are counted."""
-        k = self.engine.stats.chosen[-1]
+        ks = each_k(self.engine.stats.chosen[-1], context.rows)
         each = []
         for row, number in enumerate(context.request.tolist()):
             assert self.rows.get(row) == number, f"row {row} decodes request {number}; the draft knows {self.rows}"
@@ -121,7 +122,7 @@ class Book:
             tokens, parents = (part[row, :width].tolist() for part in (window.tokens, window.parents))
             path = [slot for slot in verdict.path[row].tolist() if slot >= 0]
             assert len(path) == 1 + int(verdict.num_accepted[row]), "a path and the number accepted"
-            each.append(self._row(self.outputs[number], k, tokens, parents, path, int(verdict.next[row])))
+            each.append(self._row(self.outputs[number], ks[row], tokens, parents, path, int(verdict.next[row])))
         self.steps.append(tuple(each))
         self.counts["kv_appended_tokens_total"] += window.tokens.numel()
 

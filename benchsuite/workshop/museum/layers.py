@@ -39,6 +39,7 @@ from benchsuite.workshop.machines.engine_machine import EngineMachine
 from benchsuite.workshop.machines.keyed_runs import chance_of_tokens, keyed_tokens
 from benchsuite.workshop.machines.processed import slots_beside_transformers
 from benchsuite.workshop.machines.renamed import shuffled_draft
+from benchsuite.workshop.machines.uneven_runs import uneven_run
 from specdec import (
     Completion,
     Context,
@@ -540,4 +541,5 @@ LAYERS: dict[str, Callable[[], None]] = {
     "cancels": cancels,
     "beams": beams,
     "files": request_files,
+    "lengths": uneven_run,
 }

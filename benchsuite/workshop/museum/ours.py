@@ -435,4 +435,31 @@ OURS = (
         "files",
         ("specdec.jobs:Job.request", "self.params if self.ends else replace", "replace"),
     ),
+    mutant(
+        "ours",
+        "row 0's K is used for all rows",
+        "lengths",
+        ("specdec.rows:Rows.context", "np.array(k, dtype=np.int64)", "np.full(b, k[0], dtype=np.int64)"),
+        ("specdec.rows:Rows.context", "(room_host, k)", "(room_host, k if isinstance(k, int) else k[0])"),
+    ),
+    mutant(
+        "ours",
+        "a row is told the confidence of another one after rows have moved: it lies by the order of arrival",
+        "lengths",
+        (
+            "specdec.engine:Engine._absorb",
+            "asked[row], sure[row])",
+            "asked[row], sure[sorted(range(len(sure)), key=lambda one: self.rows.live[one].request.id).index(row)])",
+        ),
+    ),
+    mutant(
+        "ours",
+        "what a controller knows of a request stays in the row that it left",
+        "lengths",
+        (
+            "specdec.rows:Rows.move",
+            "self.live[row] = self.live[source]",
+            "left, self.live[row] = self.live[row].counts, self.live[source]; self.live[row].counts = left",
+        ),
+    ),
 )

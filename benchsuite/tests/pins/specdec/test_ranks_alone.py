@@ -213,27 +213,27 @@ def test_a_process_of_this_machine_is_watched_and_one_that_is_gone_was_lost_befo
     assert {rank: life.gone for rank, life in watch._lives.items()} == {1: False, 2: True, 3: False}
 
 
-def test_rank_0_decides_a_number_for_all(rig: Rig) -> None:
+def test_rank_0_decides_numbers_for_all(rig: Rig) -> None:
     made = rig.meet()
     rig.world.others = lambda mine: [mine]
-    assert made.decided(5) == 5
-    rig.world.others = lambda mine: [torch.tensor([2**40])]
-    assert made.decided(5) == 2**40
+    assert made.decided([5, 2]) == [5, 2]
+    rig.world.others = lambda mine: [torch.tensor([2**40, 1])]
+    assert made.decided([5, 2]) == [2**40, 1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_controllers_k_is_chosen_on_rank_0_alone(rank: int, rig: Rig) -> None:
+def test_the_k_of_each_row_is_chosen_on_rank_0_alone(rank: int, rig: Rig) -> None:
     forgot: list[bool] = []
     inner: Any = SimpleNamespace(
-        k_option="k", max_k=9, next_k=lambda stats: stats + 1, forget=lambda: forgot.append(True)
+        k_option="k", max_k=9, next_k=lambda stats: [3] * stats.batch, forget=lambda: forgot.append(True)
     )
     rig.world.kept["rank/0"] = rig.world.kept["rank/1"]
     controller = RankZeroDecides(inner, rig.meet(rank))
-    sent: list[int] = []
-    rig.world.others = lambda mine: [sent.append(int(mine)) or torch.tensor([4])]  # type: ignore[func-returns-value]
-    stats: Any = 6
-    assert controller.next_k(stats) == 4
-    assert sent == [7 if rank == 0 else 0]
+    sent: list[list[int]] = []
+    rig.world.others = lambda mine: [sent.append(mine.tolist()) or torch.tensor([4, 1])]  # type: ignore[func-returns-value]
+    stats: Any = SimpleNamespace(batch=2)
+    assert controller.next_k(stats) == [4, 1]
+    assert sent == [[3, 3] if rank == 0 else [0, 0]]
     assert (controller.max_k, controller.k_option, controller.deterministic) == (9, "k", False)
     controller.forget()
     assert forgot == [True]

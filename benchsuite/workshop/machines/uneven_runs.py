@@ -1,0 +1,114 @@
+"""A run in which every row has a K of its own, held against what each request was asked, proposed and told.
+
+The requests are more than the rows and end at different steps, so that rows are taken over and move.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from benchsuite.conformance.models import tiny
+from benchsuite.judge.sources import EachRow
+from specdec import Context, SamplingParams, Verdict, Window
+from specdec.stats import RowStats, Stats
+from specdec_plugins.drafts.oracle import Oracle
+
+MOST = 4
+
+
+def due_k(row: RowStats) -> int:
+    """K of a row: it depends on the request and on its own steps, never on the row that it is in."""
+    return (2 * row.request + row.steps * row.steps) % (MOST + 1)
+
+
+def told_confidence(request: int, length: int, slot: int) -> float:
+    """A number from 0 to 1 that another request, text or slot does not have."""
+    return (request * 29 + length * 7 + slot) % 128 / 128
+
+
+class Telling(Oracle):
+    """The oracle, with the confidence of ``told_confidence`` in every slot."""
+
+    def propose(self, context: Context) -> Window:
+        """The oracle's window; no number of it is read."""
+        window = super().propose(context)
+        slots = torch.arange(window.tokens.shape[1], device=window.tokens.device)
+        base = context.request * 29 + context.length * 7
+        return replace(window, confidence=(base[:, None] + slots) % 128 / 128)
+
+
+class Noted(EachRow):
+    """Asks for ``due_k``, and notes what it was told before."""
+
+    def __init__(self) -> None:
+        super().__init__(MOST, due_k)
+        self.told: list[tuple[RowStats, ...]] = []
+
+    def next_k(self, stats: Stats) -> list[int]:
+        """The K of each row."""
+        self.told.append(deepcopy(stats.rows))
+        return super().next_k(stats)
+
+
+@dataclass
+class _Seen:
+    """What a request's steps were, by their windows and verdicts."""
+
+    steps: int = 0
+    asked: int = 0
+    last: tuple[int, int] | None = None  # proposed and accepted
+    confidence: tuple[float, ...] = ()
+    proposed: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)
+
+
+def uneven_run() -> None:
+    """Six requests in three rows. AssertionError names what a row was asked, proposed or told that is not its own."""
+    extra = ("draft", "telling", lambda env: Telling(env, rate=0.7))
+    build = tiny.assembly(max_rows=3, backend="reference", extra=(extra,))
+    engine, work = build.engine("telling", k=MOST), tiny.requests(SamplingParams(max_new_tokens=9), 6)
+    engine.controller = noted = Noted()
+    seen = {request.id: _Seen() for request in work}
+    widths: list[int] = []
+    different = 0
+
+    def keep(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
+        nonlocal different
+        rows = noted.told[-1]
+        ids = context.request.tolist()
+        assert [row.request for row in rows] == ids, f"{[row.request for row in rows]} are told, {ids} are decoded"
+        different += len({due_k(row) for row in rows}) > 1
+        proposed, accepted = (window.width - 1).tolist(), verdict.num_accepted.tolist()
+        limits = {one.id: len(one.prompt) + one.params.max_new_tokens for one in work}
+        for place, row in enumerate(rows):
+            number, length = row.request, int(context.length_host[place])
+            own, room = seen[number], limits[number] - length - 1
+            assert (row.length, row.room) == (length, room), f"request {number}: length and room"
+            last = None if row.last is None else (row.last.proposed, row.last.accepted)
+            found = row.steps, row.asked, last, row.confidence
+            due = own.steps, own.asked, own.last, own.confidence
+            assert found == due, f"request {number} is told {found}, due is {due}"
+            for counted, totals in ((own.proposed, row.proposed_per_pos), (own.accepted, row.accepted_per_pos)):
+                assert totals == [counted[depth] for depth in range(len(counted))], f"request {number}: by depth"
+            k = min(due_k(row), room)
+            assert proposed[place] == k, f"request {number} has {proposed[place]} proposals, its K is {k}"
+            own.steps, own.asked, own.last = own.steps + 1, due_k(row), (k, accepted[place])
+            own.confidence = tuple(told_confidence(number, length, slot) for slot in range(1, k + 1))
+            own.proposed.update(range(k))
+            own.accepted.update(range(accepted[place]))
+        widths.append(window.tokens.shape[1])
+        assert widths[-1] == 1 + max(proposed), f"{widths[-1]} slots for {proposed} proposals"
+
+    engine.trace = keep
+    done = engine.run(work)
+    for one in done:
+        assert one.tokens == build.plain(one.request), f"request {one.request.id} has another output"
+    stats = engine.stats
+    assert stats.counts["kv_rows_moved_bytes"] > 0, "no row has moved: nothing was shown"
+    assert different > 3, "rows have one K: nothing was shown"
+    assert stats.counts["host_reads"] == len(stats.steps), "one read a step"
