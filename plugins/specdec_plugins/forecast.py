@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from math import exp, log
 from statistics import median
+
+import numpy as np
 
 from specdec.calibration import interpolated
 
@@ -51,16 +54,29 @@ class Chances:
         self._hits = [hits * share for hits in self._hits]
         self._tries = [tries * share for tries in self._tries]
 
-    def reached(self, most: int) -> list[float]:
-        """The chances of reaching depths 1 … ``most``."""
+    def reached(self, most: int, own: Chances | None = None) -> list[float]:
+        """The chances of reaching depths 1 … ``most``.
+
+        ``own``: the observations of one row, each a whole one, which are among these. Its share at a depth then counts
+        in place of everyone's, beside ``TRUST`` observations with everyone's share: the chances of a row that is like
+        all others are those of all.
+        """
         chance, weight, here, out = self._hope, self._weight, 1.0, []
         for depth in range(most):
             if depth < len(self._hits):
-                chance = (self._hits[depth] + weight * chance) / (self._tries[depth] + weight)
+                hits, tries = self._hits[depth], self._tries[depth]
+                if own is not None and tries > 0:
+                    hits = tries * own.share(depth, hits / tries)
+                chance = (hits + weight * chance) / (tries + weight)
             here *= chance
             out.append(here)
             weight = TRUST
         return out
+
+    def share(self, depth: int, usual: float) -> float:
+        """The share of tries that hit at a depth, from 0, beside ``TRUST`` tries with the ``usual`` share."""
+        hits, tries = (kept[depth] if depth < len(kept) else 0.0 for kept in (self._hits, self._tries))
+        return (hits + TRUST * usual) / (tries + TRUST)
 
 
 PACE = 5
@@ -139,6 +155,29 @@ class Times:
         return interpolated(known, key) if known else 0.0
 
 
+def step_seconds(
+    made: Sequence[float],
+    verify: Callable[[int], float],
+    draft: Callable[[int], float],
+    rest: Callable[[int], float],
+) -> list[float]:
+    """Return the expected seconds of a step whose widest row is asked for K = 0, 1 … ``len(made)`` proposals.
+
+    ``made``: the chance that some row of the batch has a proposal of that depth; each makes the window a slot wider.
+    Windows are padded to the widest row, so that no other row's proposals cost anything. Seconds: ``verify(W)`` of the
+    target's forward, ``draft(K)`` of all that the draft does in a step that asks for K (0: what it costs without
+    proposing), ``rest(0)`` and ``rest(1)`` of everything else in steps that ask for none and for some.
+
+    Example: ``step_seconds([0.5], lambda w: 1.0 * w, lambda k: 0.1 * k, lambda k: 0.0)`` is ``[1.0, 1.6]``.
+    """
+    out, forward = [verify(1) + draft(0) + rest(0)], verify(1)
+    for k, asked in enumerate(made, 1):
+        # One more slot, weighted by the chance that a k-th proposal is made.
+        forward += asked * max(0.0, verify(k + 1) - verify(k))
+        out.append(forward + draft(k) + rest(1))
+    return out
+
+
 def goodputs(
     kept: Sequence[float],
     made: Sequence[float],
@@ -149,24 +188,44 @@ def goodputs(
     """Return the expected tokens per second of a row for K = 0, 1 … ``len(kept)``: the formula of every forecast.
 
     A step emits one token and, of each depth, the share that is ``kept`` there: the chance that a proposal of that
-    depth is made and accepted. ``made``: the chance that some row of the batch has a proposal of that depth; each makes
-    the window a slot wider. Seconds: ``verify(W)`` of the target's forward, ``draft(K)`` of all that the draft does in
-    a step that asks for K (0: what it costs without proposing), ``rest(0)`` and ``rest(1)`` of everything else in steps
-    that ask for none and for some.
+    depth is made and accepted. The other arguments are those of ``step_seconds``.
 
     Source: the expected length of Leviathan et al. 2211.17192, section 3.1, with a chance of its own at each depth,
     over a step's expected time; the goodput of SmartSpec, Liu et al. 2406.14066.
 
     Example: ``goodputs([0.5], [1.0], lambda w: 1.0, lambda k: 0.1 * k, lambda k: 0.0)`` is ``[1.0, 1.5 / 1.1]``.
     """
-    out = [1 / (verify(1) + draft(0) + rest(0))]
-    expected, forward = 1.0, verify(1)
-    for k, (chance, asked) in enumerate(zip(kept, made, strict=True), 1):
-        expected += chance
-        # One more slot, weighted by the chance that a k-th proposal is made.
-        forward += asked * max(0.0, verify(k + 1) - verify(k))
-        out.append(expected / (forward + draft(k) + rest(1)))
-    return out
+    tokens, seconds = accumulate(kept, initial=1.0), step_seconds(made, verify, draft, rest)
+    return [emitted / took for emitted, took in zip(tokens, seconds, strict=True)]
+
+
+def fastest_of_rows(
+    kept: Sequence[Sequence[float]], seconds: Sequence[float], price: float = 0.0
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Return, for each K up to which rows may be asked, the K of each row that emit most per second, after that speed.
+
+    ``kept``: for each row the chance that a proposal is kept, by depth; none is above that of the depth before, and a
+    row has no more of them than it has room. ``seconds`` of a step by the K of its widest row (``step_seconds``), and
+    ``price``, the seconds of each proposal beside that. Speeds are in tokens per second of a row; the first is that of
+    plain decoding, the others are of at least one proposal, if there is room for any.
+
+    Slots go to depths of rows in the order of their chances, until the next one costs more than it brings. A depth
+    comes after the one before it by itself, so that no other K within that width are faster.
+
+    Example: ``fastest_of_rows([[0.5], [0.9]], [1.0, 1.2])`` is ``[(1.0, (0, 0)), (1.7 / 1.2, (1, 1))]``.
+    """
+    rows = len(kept)
+    slots = sorted((-chance, depth, row) for row, chances in enumerate(kept) for depth, chance in enumerate(chances, 1))
+    gains, depths, owners = (np.array(part) for part in (zip(*slots, strict=True) if slots else ((), (), ())))
+    found = [(1 / seconds[0], (0,) * rows)]
+    for k, took in enumerate(seconds[1:], 1):
+        within = depths <= k
+        counts = np.arange(1, within.sum() + 1)
+        speeds = (rows - np.cumsum(gains[within])) / rows / (took + price * counts)
+        best = int(speeds.argmax()) if len(speeds) else -1
+        given = np.bincount(owners[within][: best + 1].astype(int), minlength=rows)
+        found.append((float(speeds[best]) if len(speeds) else 1 / took, tuple(given.tolist())))
+    return found
 
 
 def fastest_k(speeds: Mapping[int, float]) -> int:

@@ -149,6 +149,8 @@ TestFixed = slow_checks(
 )
 TestAdaptive = slow(conformance.controller("adaptive(window=2)"))
 TestGoodput = slow(conformance.controller("goodput(maximum=4)", deterministic=False))
+TestBudget = slow(conformance.controller("budget(maximum=4)", deterministic=False))
+TestBudgetAtAPrice = slow(conformance.controller("budget(maximum=4, price=0.3)", deterministic=False))
 
 TestReference = slow_checks(
     conformance.backend("reference", ops=sorted({*OPS} - {"decoder_layers", "block_sample", "tree_sample"})),

@@ -72,7 +72,7 @@ class Simulation:
         """Seconds of the target's forward over so many slots."""
         return 1 + self.slope * (width - 1)
 
-    def run(self, next_k: Callable[[Stats], int], steps: int, text: Text, seed: int = 0) -> float:
+    def run(self, next_k: Callable[[Stats], Any], steps: int, text: Text, seed: int = 0) -> float:
         """Return tokens per second; ``text(step, coins)`` yields for each proposal whether it is right."""
         coins, tokens = random.Random(seed), 0
         for number in range(steps):
@@ -241,7 +241,7 @@ def test_goodput_ends_within_a_twentieth_of_the_best_k_of_worlds_whose_chances_v
     chances, unusual = WORLDS[name]
     world = World([1.0], **unusual)
     controller = Goodput(_timed(world), maximum=MOST)
-    ks = []
+    ks: list[Any] = []
     for number in range(230):
         if number == 30:
             world.told(chances)
@@ -295,9 +295,9 @@ def test_goodput_notices_text_that_becomes_predictable_again(goodput: Goodput) -
     simulation = Simulation()
     simulation.run(goodput.next_k, 300, constant(0.0))
     assert goodput.next_k(simulation.stats) in (0, 1, 2)
-    ks = []
+    ks: list[Any] = []
 
-    def watched(stats: Stats) -> int:
+    def watched(stats: Stats) -> Any:
         ks.append(goodput.next_k(stats))
         return ks[-1]
 
@@ -462,7 +462,7 @@ def test_on_a_machine_that_is_slower_for_everything_goodput_expects_the_same_of_
     for simulation in (Simulation(observe=0.5), Simulation(observe=0.5, slower=slower)):
         controller = Goodput(_timed(Simulation()), maximum=4)
         for kept in (2, 0, 1, 4, 0, 3):
-            k = controller.next_k(simulation.stats)
+            k: Any = controller.next_k(simulation.stats)
             asked.append(k)
             simulation.step(k, min(k, kept), k)
         controller.next_k(simulation.stats)

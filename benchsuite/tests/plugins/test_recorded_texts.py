@@ -23,7 +23,7 @@ from specdec_plugins.controllers.goodput import Goodput
 TEXTS = recorded_positions()
 
 
-def seconds_per_token(draft: str, prompts: Sequence[Positions], tokens: int, next_k: Callable[[Stats], int]) -> float:
+def seconds_per_token(draft: str, prompts: Sequence[Positions], tokens: int, next_k: Callable[[Stats], Any]) -> float:
     """Decode the prompts together, ``tokens`` each, the first from the prefill."""
     stats, now = Stats(Stopwatch(torch.device("cpu"))), 0.0
     at = [1] * len(prompts)
@@ -41,7 +41,7 @@ def seconds_per_token(draft: str, prompts: Sequence[Positions], tokens: int, nex
     return now / (sum(ends) - len(ends))
 
 
-def new_goodput(rows: int) -> Callable[[Stats], int]:
+def new_goodput(rows: int) -> Callable[[Stats], Any]:
     """A controller that finds these costs when it is built."""
     calibration = SimpleNamespace(
         measure=lambda rows, lengths, widths: None, forward=lambda width, rows, length: forward(width, rows)
@@ -50,7 +50,7 @@ def new_goodput(rows: int) -> Callable[[Stats], int]:
     return Goodput(env, maximum=K).next_k
 
 
-def speed(draft: str, text: str, rows: int, tokens: int, controller: Callable[[], Callable[[Stats], int]]) -> float:
+def speed(draft: str, text: str, rows: int, tokens: int, controller: Callable[[], Callable[[Stats], Any]]) -> float:
     """Tokens per second over a text's batches, their geometric mean; every batch begins with a new controller."""
     prompts = TEXTS[text][draft]
     batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]

@@ -56,7 +56,7 @@ POLICIES = (
 def test_every_built_in_strategy_is_there() -> None:
     assert registry().names("draft") == DRAFTS
     assert registry().names("policy") == list(POLICIES)
-    assert registry().names("controller") == ["adaptive", "fixed", "goodput"]
+    assert registry().names("controller") == ["adaptive", "budget", "fixed", "goodput"]
     assert registry().names("peer") == ENGINES
 
 

@@ -94,6 +94,7 @@ CONTROLLERS: dict[str, Options] = {
         "maximum": of((2, 6)),
     },
     "goodput": {"maximum": of((0, 1, 5)), "probe": of((1, 4))},
+    "budget": {"maximum": of((0, 1, 5)), "probe": of((1, 4)), "price": of((0.0, 0.1, 1.0))},
 }
 
 NOT_DRAWN = {

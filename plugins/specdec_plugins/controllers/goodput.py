@@ -9,11 +9,14 @@ from typing import Annotated
 
 from specdec import Controller, SpecdecError, hookimpl
 from specdec.interfaces import ControllerFactory, Env
+from specdec.lengths import Ks, each_k
 from specdec.stats import Stats, Step
 from specdec_plugins.forecast import Chances, Forwards, Times, fastest_k, goodputs
 
 CHEAP = 0.003
 """Largest share of plain decoding's time that probes may cost while K is 0."""
+
+Seconds = Callable[[int], float]
 
 
 class Goodput(Controller):
@@ -44,8 +47,8 @@ class Goodput(Controller):
     ) -> None:
         if not 0 <= maximum < env.max_length or probe < 1:
             raise SpecdecError(
-                f"goodput was given maximum={maximum} and probe={probe}; expected a maximum from 0 to "
-                f"{env.max_length - 1} (the arena holds sequences of {env.max_length}) and probe 1 or more"
+                f"{type(self).__name__.lower()} was given maximum={maximum} and probe={probe}; expected a maximum from "
+                f"0 to {env.max_length - 1} (the arena holds sequences of {env.max_length}) and probe 1 or more"
             )
         self._most, self._probe = maximum, probe
         half = env.max_length // 2
@@ -64,16 +67,15 @@ class Goodput(Controller):
         self._begin(None)
 
     def _begin(self, stats: Stats | None) -> None:
-        self._stats, self._seen, self._k = stats, 0, 0
-        self._proposed: list[int] = []
-        self._accepted: list[int] = []
+        self._stats, self._seen = stats, 0
+        self._k: Ks = 0
 
     @property
     def max_k(self) -> int:
         """The largest K."""
         return self._most
 
-    def next_k(self, stats: Stats) -> int:
+    def next_k(self, stats: Stats) -> Ks:
         """The K of the largest predicted goodput, or the K of a probe."""
         if stats is not self._stats:
             self._begin(stats)
@@ -87,9 +89,12 @@ class Goodput(Controller):
 
     def speeds(self) -> list[float]:
         """Predicted tokens per second of a row for K = 0, 1 …, at the calibrated pace; ``next_k`` maximises them."""
+        return goodputs(self._kept.reached(self._most), *self._costs())
+
+    def _costs(self) -> tuple[list[float], Seconds, Seconds, Seconds]:
+        """What ``step_seconds`` takes, as far as it is known now."""
         rows = (self._stats and self._stats.batch) or self._most_rows
-        return goodputs(
-            self._kept.reached(self._most),
+        return (
             self._made.reached(self._most),
             lambda width: self._verify.at(width, rows),
             # What a draft costs without proposing is part of ``_rest`` here.
@@ -97,10 +102,11 @@ class Goodput(Controller):
             self._rest.at,
         )
 
-    def _choose(self) -> int:
-        if self._most == 0:
-            return 0
-        expected = dict(enumerate(self.speeds()))
+    def _choose(self) -> Ks:
+        return self._best(self.speeds()) if self._most else 0
+
+    def _best(self, speeds: list[float]) -> int:
+        expected = dict(enumerate(speeds))
         if self._tree:
             expected = {0: expected[0], self._most: expected[self._most]}
         k = fastest_k(expected)
@@ -113,35 +119,25 @@ class Goodput(Controller):
     def _learn(self, stats: Stats, step: Step) -> None:
         times = stats.times(step)
         self._verify.seen(step.width, step.rows, times.target)
-        asked, drafting, rest = self._k, times.draft / self._verify.pace, times.rest / self._verify.pace
+        ks = each_k(self._k, step.rows)
+        asked, drafting, rest = max(ks), times.draft / self._verify.pace, times.rest / self._verify.pace
         # Without proposals, the draft's time is that of `observe`: plain decoding with this draft costs it too.
         self._rest.seen(min(asked, 1), rest if asked else rest + drafting)
-        proposed = self._fresh(stats.proposed_per_pos, self._proposed)
-        accepted = self._fresh(stats.accepted_per_pos, self._accepted)
         if not asked:
             self._since += 1
             return
         self._since = 0
-        self._tree = self._tree or step.proposed > sum(proposed)
+        self._tree = self._tree or any(row.proposed > row.deepest for row in step.each)
         self._draft.seen(asked, drafting)
         # Rows of a batch are more than one observation and, as they often have one kind of text, fewer than so many.
         weight = 1 / sqrt(step.rows)
-        before = float(step.rows)
         for depth in range(1, asked + 1):
-            kept = float(accepted[depth - 1]) if depth <= len(accepted) else 0.0
+            tried = sum(k >= depth and row.accepted >= depth - 1 for k, row in zip(ks, step.each, strict=True))
+            kept = sum(row.accepted >= depth for row in step.each)
             # Also where no row got so far: what is known of a depth that is no longer reached fades.
-            self._kept.seen(depth, weight * kept, weight * before)
-            before = kept
+            self._kept.seen(depth, weight * kept, weight * tried)
             if step.k >= depth - 1:
                 self._made.seen(depth, float(step.k >= depth), 1.0)
-
-    @staticmethod
-    def _fresh(now: list[int], before: list[int]) -> list[int]:
-        """The increase of a list of totals since ``before``, which is updated in place."""
-        before += [0] * (len(now) - len(before))
-        added = [a - b for a, b in zip(now, before, strict=True)]
-        before[:] = now
-        return added
 
 
 @hookimpl

@@ -1,0 +1,274 @@
+"""``budget``: no K of the rows is faster than those it gives, and with one row, or equal rows, it is ``goodput``."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchsuite.tests.rig import Make
+from benchsuite.tests.steps_rig import book_step
+from specdec import Controller, SpecdecError
+from specdec.devices import Stopwatch
+from specdec.lengths import each_k
+from specdec.stats import RowStats, RowStep, Stats
+from specdec_plugins.controllers.budget import Budget
+from specdec_plugins.controllers.goodput import Goodput
+from specdec_plugins.forecast import TRUST, Chances, fastest_k, fastest_of_rows, goodputs, step_seconds
+
+
+def products(chances: list[float]) -> list[float]:
+    """The chance of reaching each depth, from the chance at each given the depth before."""
+    return list(itertools.accumulate(chances, lambda a, b: a * b))
+
+
+def of_batch(kept: list[list[float]], seconds: list[float], price: float, ks: tuple[int, ...]) -> float:
+    """Tokens per second of a row, from the definition."""
+    tokens = sum(1 + sum(chances[:k]) for chances, k in zip(kept, ks, strict=True))
+    return tokens / len(kept) / (seconds[max(ks)] + price * sum(ks))
+
+
+CHANCE = st.sampled_from([0.0, 0.05, 0.3, 0.5, 0.9, 1.0])
+ROWS = st.lists(st.lists(CHANCE, max_size=4).map(products), min_size=1, max_size=3)
+SECONDS = st.lists(st.sampled_from([0.0, 0.01, 0.2, 1.5]), min_size=5, max_size=5).map(
+    lambda steps: [1 + sum(steps[: k + 1]) for k in range(5)]
+)
+PRICE = st.sampled_from([0.0, 0.0, 0.02, 0.3, 3.0])
+
+
+@given(ROWS, SECONDS, PRICE)
+def test_no_other_ks_are_faster(kept: list[list[float]], seconds: list[float], price: float) -> None:
+    """Beside every K of every row, up to four proposals in up to three rows; a row has as much room as chances."""
+    found = fastest_of_rows(kept, seconds, price)
+    every = [*itertools.product(*(range(len(chances) + 1) for chances in kept))]
+    assert len(found) == len(seconds)
+    for most, (speed, ks) in enumerate(found):
+        assert all(0 <= k <= min(most, len(chances)) for k, chances in zip(ks, kept, strict=True))
+        within = [ks for ks in every if max(ks) <= most and (any(ks) or most == 0 or not any(kept))]
+        # A window as wide as allowed: what it costs if no row needs it is what the next narrower one says.
+        best = max(of_batch(kept, [seconds[most]] * 5, price, ks) for ks in within)
+        assert speed == pytest.approx(best)
+        assert of_batch(kept, [seconds[most]] * 5, price, ks) == pytest.approx(best)
+    assert max(speed for speed, _ in found) == pytest.approx(max(of_batch(kept, seconds, price, ks) for ks in every))
+
+
+@given(ROWS, SECONDS, PRICE, st.sampled_from([0.5, 0.8, 1.0]))
+def test_the_better_its_chances_the_more_a_row_gets_and_the_wider_the_window_if_all_get_better(
+    kept: list[list[float]], seconds: list[float], price: float, worse: float
+) -> None:
+    """The first row's chances, then those of all rows, ``worse`` times as large."""
+
+    def scaled(rows: int) -> list[list[float]]:
+        return [[worse * chance for chance in chances] if row < rows else chances for row, chances in enumerate(kept)]
+
+    before, after = fastest_of_rows(scaled(1), seconds, price), fastest_of_rows(kept, seconds, price)
+    for most, ((slower, few), (faster, more)) in enumerate(zip(before, after, strict=True)):
+        assert slower <= faster + 1e-12
+        if few[0] > more[0]:  # by rounding, where one slot more changes nothing
+            tied = (few[0], *more[1:])
+            assert of_batch(kept, [seconds[most]] * 5, price, tied) == pytest.approx(faster)
+    all_worse = dict(enumerate(speed for speed, _ in fastest_of_rows(scaled(len(kept)), seconds)))
+    all_better = dict(enumerate(speed for speed, _ in fastest_of_rows(kept, seconds)))
+    wide = fastest_k(all_worse)
+    assert fastest_k(all_better) >= wide or all_better[wide] == pytest.approx(max(all_better.values()))
+
+
+@given(st.lists(CHANCE, min_size=4, max_size=4).map(products), st.integers(1, 3), SECONDS)
+def test_rows_with_equal_chances_get_one_k_and_that_of_goodput(
+    chances: list[float], rows: int, seconds: list[float]
+) -> None:
+    steps = [one - seconds[0] for one in seconds]
+    costs: Any = ([1.0] * 4, lambda width: seconds[0] + steps[width - 1], lambda k: 0.0, lambda some: 0.0)
+    assert step_seconds(*costs) == pytest.approx(seconds)
+    found = fastest_of_rows([chances] * rows, step_seconds(*costs))
+    assert [speed for speed, _ in found] == pytest.approx(goodputs(chances, *costs))
+    for k, (_, ks) in enumerate(found):
+        assert ks == (min(k, sum(chance > 0 for chance in chances)),) * rows or chances[0] == 0
+
+
+def test_slots_go_to_the_likeliest_until_the_next_costs_more_than_it_brings() -> None:
+    """By hand: three rows that emit four tokens a second need a chance above 0.4 for what costs a tenth of one."""
+    kept = [[0.9, 0.8, 0.29], [0.5, 0.31], [0.2]]
+    found = fastest_of_rows(kept, [1.0, 1.0, 1.0, 1.0], price=0.0)
+    assert [ks for _, ks in found] == [(0, 0, 0), (1, 1, 1), (2, 2, 1), (3, 2, 1)]
+    found = fastest_of_rows(kept, [1.0, 1.0, 1.0, 1.0], price=0.1)
+    assert found[3][1] == max(
+        itertools.product(range(4), range(3), range(2)), key=lambda ks: of_batch(kept, [1.0] * 4, 0.1, ks)
+    )
+    assert found[3][1] == (2, 1, 0)
+    assert found[3][0] == pytest.approx((3 + 0.9 + 0.8 + 0.5) / 3 / 1.3)
+
+
+def test_without_room_there_is_nothing_to_give() -> None:
+    assert fastest_of_rows([[], []], [1.0, 2.0]) == [(1.0, (0, 0)), (0.5, (0, 0))]
+    [_, (narrow, few), (wide, more)] = fastest_of_rows([[0.5, 0.5], []], [1.0, 1.0, 1.5], 0.1)
+    assert [narrow, wide] == pytest.approx([1.25 / 1.1, 1.5 / 1.7])
+    assert (few, more) == ((1, 0), (2, 0))
+
+
+def test_a_rows_own_share_counts_beside_everyones() -> None:
+    """By hand: of ten tries six hit; of the row's own four tries all, or none."""
+    everyone = Chances(hope=0.5)
+    everyone.seen(1, 6.0, 10.0)
+    good, bad, usual, new = Chances(), Chances(), Chances(), Chances()
+    good.seen(1, 4.0, 4.0)
+    bad.seen(1, 0.0, 4.0)
+    usual.seen(1, 2.4, 4.0)
+    prior = TRUST * 0.95
+
+    def with_share(share: float) -> list[float]:
+        return [(10 * share + prior * 0.5) / (10 + prior)]
+
+    assert everyone.reached(1, good) == pytest.approx(with_share((4 + TRUST * 0.6) / (4 + TRUST)))
+    assert everyone.reached(1, bad) == pytest.approx(with_share(TRUST * 0.6 / (4 + TRUST)))
+    for same in (usual, new):
+        assert everyone.reached(1, same) == pytest.approx(everyone.reached(1))
+    assert Chances().reached(3, good) == Chances().reached(3), "nobody has tried"
+
+
+MOST = 4
+
+
+class UnlikeRows:
+    """Steps of rows that keep each proposal with a chance of their own; no clock is read.
+
+    A forward of one slot takes a second, each further slot ``slope``. ``price`` is what a proposal costs beside that,
+    and is in no time. ``chances`` are by request.
+    """
+
+    def __init__(self, chances: dict[int, float], slope: float = 0.1, price: float = 0.0, seed: int = 0) -> None:
+        self.chances, self.slope, self.price, self.coins = chances, slope, price, random.Random(seed)
+        self.stats = Stats(Stopwatch(torch.device("cpu")), batch=len(chances))
+        self.sit(list(chances))
+        self.now = 0.0
+
+    def sit(self, order: list[int]) -> None:
+        """The requests are in rows in this order."""
+        self.stats.batch, self.stats.rows = len(order), tuple(RowStats(one, room=99) for one in order)
+
+    def env(self) -> Any:
+        """What a controller is built with."""
+        calibration = SimpleNamespace(
+            measure=lambda rows, lengths, widths: None, forward=lambda width, rows, length: self.forward(width)
+        )
+        return SimpleNamespace(max_length=200, max_rows=len(self.chances), calibration=calibration)
+
+    def forward(self, width: int) -> float:
+        """Seconds of a forward."""
+        return 1 + self.slope * (width - 1)
+
+    def step(self, ks: tuple[int, ...], equal: bool = False) -> None:
+        """A step with these K; ``equal``: all rows keep as many as the first."""
+        each: list[RowStep] = []
+        for row, k in zip(self.stats.rows, ks, strict=True):
+            kept = 0
+            while kept < k and self.coins.random() < self.chances[row.request]:
+                kept += 1
+            each.append(RowStep(k, k, kept, kept + 1) if not equal or not each else each[0])
+        width = 1 + max(ks)
+        parts = (0.0, 0.0, 0.0, 0.001, self.forward(width), 0.01, 0.0, 0.0, 0.0, 0.01)
+        self.now = book_step(self.stats, self.now, parts, each, width)
+
+    def speed(self, ks: tuple[int, ...]) -> float:
+        """Tokens per second of a row, from the world itself."""
+        kept = [[self.chances[row.request] ** depth for depth in range(1, MOST + 1)] for row in self.stats.rows]
+        return of_batch(kept, [self.forward(k + 1) + 0.021 for k in range(MOST + 1)], self.price, ks)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.8, 0.97])
+@pytest.mark.parametrize("slope", [0.02, 0.2])
+def test_one_row_or_equal_rows_are_asked_what_goodput_asks(rows: int, chance: float, slope: float) -> None:
+    worlds = [UnlikeRows(dict.fromkeys(range(rows), chance), slope, seed=7) for _ in range(2)]
+    one, each = Goodput(worlds[0].env(), maximum=MOST), Budget(worlds[1].env(), maximum=MOST)
+    for _ in range(60):
+        k, ks = one.next_k(worlds[0].stats), each.next_k(worlds[1].stats)
+        assert each_k(ks, rows) == each_k(k, rows)
+        for world in worlds:
+            world.step(each_k(k, rows), equal=True)
+
+
+WORLDS: dict[str, tuple[dict[int, float], dict[str, Any]]] = {
+    "padded windows": ({0: 0.9, 1: 0.5, 2: 0.05}, {"slope": 0.1}),
+    "a price": ({0: 0.95, 1: 0.5, 2: 0.05}, {"slope": 0.02, "price": 0.12}),
+    "a dear slot": ({0: 0.97, 1: 0.1, 2: 0.05}, {"slope": 0.05, "price": 0.3}),
+    "nothing is kept": ({0: 0.0, 1: 0.0, 2: 0.02}, {"slope": 0.1, "price": 0.1}),
+    "all is kept": ({0: 1.0, 1: 1.0, 2: 1.0}, {"slope": 0.1, "price": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_it_comes_near_the_best_ks_of_worlds_whose_rows_differ(name: str) -> None:
+    """The best K of each row, of all 125, is known from the world itself."""
+    chances, costs = WORLDS[name]
+    world = UnlikeRows(chances, **costs)
+    price = costs.get("price", 0.0)
+    controller, asked = Budget(world.env(), maximum=MOST, price=price), []
+    for _ in range(160):
+        asked.append(each_k(controller.next_k(world.stats), 3))
+        world.step(asked[-1])
+    best = max(map(world.speed, itertools.product(range(MOST + 1), repeat=3)))
+    ours = sum(map(world.speed, asked[60:])) / 100
+    assert ours > 0.95 * best, f"{ours:.3f} tokens a second, the best are {best:.3f}; {asked[-20:]}"
+
+
+def test_what_is_known_of_a_request_moves_with_it() -> None:
+    world = UnlikeRows({5: 0.0, 6: 1.0, 7: 0.0}, slope=0.02, price=0.05)
+    controller = Budget(world.env(), maximum=MOST, price=0.05)
+    for _ in range(30):
+        world.step(each_k(controller.next_k(world.stats), 3))
+    assert [k > 2 for k in each_k(controller.next_k(world.stats), 3)] == [False, True, False]
+    world.step(each_k(controller.next_k(world.stats), 3))
+    world.sit([7, 6])  # the first has ended, and the last has taken its row
+    assert [k > 2 for k in each_k(controller.next_k(world.stats), 2)] == [False, True]
+    world.step(each_k(controller.next_k(world.stats), 2))
+    world.sit([6, 9])
+    assert each_k(controller.next_k(world.stats), 2)[0] > 2
+
+
+def test_no_row_is_asked_for_more_than_it_has_room_for_and_free_slots_are_given() -> None:
+    world = UnlikeRows({0: 0.9, 1: 0.3, 2: 0.0}, slope=0.01)
+    world.stats.rows = tuple(RowStats(one, room=room) for one, room in enumerate((9, 2, 0)))
+    controller = Budget(world.env(), maximum=MOST)
+    for _ in range(20):
+        world.step(each_k(controller.next_k(world.stats), 3))
+    assert controller.next_k(world.stats) == (4, 2, 0), "windows are padded: below the widest row a slot costs nothing"
+
+
+def test_trees_are_proposed_whole_or_not_at_all_in_all_rows() -> None:
+    world = UnlikeRows({0: 0.9, 1: 0.9}, slope=0.01)
+    controller = Budget(world.env(), maximum=MOST)
+    controller.next_k(world.stats)
+    world.step((4, 4))
+    last = world.stats.steps.pop()
+    each = (RowStep(4, 2, 2, 3), RowStep(4, 2, 1, 2))
+    world.stats.steps.append(type(last).of(each, 5, last.marks))
+    assert controller.next_k(world.stats) == MOST
+
+
+def test_it_is_built_over_a_target_and_reads_its_times(assemble: Make) -> None:
+    controller: Controller = assemble(max_rows=2).engine("garbage", controller="budget", k=8).controller
+    assert isinstance(controller, Budget)
+    assert (controller.max_k, controller.k_option, controller.deterministic) == (8, "maximum", False)
+    assert len(controller.speeds()) == 9
+    nothing = assemble(max_rows=2).engine("garbage", controller="budget", k=0).controller
+    assert nothing.next_k(Stats(Stopwatch(torch.device("cpu")), batch=1, rows=(RowStats(0, room=5),))) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("budget(price=-1)", "budget was given price=-1.*expected a number of forwards from 0 on"),
+        ("budget(maximum=9999)", "budget was given maximum=9999"),
+        ("budget(probe=0)", "budget was given .*probe=0"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(text: str, said: str, assemble: Make) -> None:
+    with pytest.raises(SpecdecError, match=said):
+        assemble().engine("ngram", controller=text)

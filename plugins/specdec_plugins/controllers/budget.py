@@ -1,0 +1,82 @@
+"""budget: a K for each row, so that the whole batch emits most tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from specdec import SpecdecError, hookimpl
+from specdec.interfaces import ControllerFactory, Env
+from specdec.lengths import Ks, each_k
+from specdec.stats import Stats, Step
+from specdec_plugins.controllers.goodput import Goodput
+from specdec_plugins.forecast import Chances, fastest_of_rows, step_seconds
+
+
+class Budget(Goodput):
+    """Gives slots to (row, depth) in the order of their chances, until the next one costs more than it brings.
+
+    It knows the chances of each row: of its own proposals, as far as they have been seen, and of everyone's beside
+    them. Times, probes and what is done with trees are those of ``goodput``, which is this rule with one K for all
+    rows. Windows are padded to the widest row: a slot costs something where it widens the window, and below that it is
+    free, so that all rows get as many as they have room for. ``price`` is for what no clock here shows: slots that are
+    paid for, or wanted by others.
+
+    Source: the slots of (request, position) that vLLM's adaptive verification and DSpark's confidence heads budget; the
+    goodput of SmartSpec, Liu et al. 2406.14066.
+
+    Example: ``budget(maximum=8)``
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        maximum: Annotated[int, "largest K of a row"] = 15,
+        probe: Annotated[int, "smallest number of steps between two probes while K is 0"] = 8,
+        price: Annotated[float, "what a proposal costs beside its time, in forwards of one slot"] = 0.0,
+    ) -> None:
+        if not 0 <= price < float("inf"):
+            raise SpecdecError(f"budget was given price={price}; expected a number of forwards from 0 on, as 0.01")
+        self._price = price
+        super().__init__(env, maximum, probe)
+
+    def _begin(self, stats: Stats | None) -> None:
+        super()._begin(stats)
+        self._own: dict[int, Chances] = {}  # by request
+
+    def next_k(self, stats: Stats) -> Ks:
+        """The K of each row with the largest predicted goodput, or those of a probe."""
+        found = super().next_k(stats)
+        self._own = {row.request: self._own.get(row.request, Chances()) for row in stats.rows}
+        return found
+
+    def speeds(self) -> list[float]:
+        """Predicted tokens per second of a row, at the calibrated pace, for each K up to which rows may be asked."""
+        return [speed for speed, _ in self._budgets()]
+
+    def _budgets(self) -> list[tuple[float, tuple[int, ...]]]:
+        rows = self._stats.rows if self._stats else ()
+        kept = [self._kept.reached(min(self._most, row.room), self._own.get(row.request)) for row in rows]
+        price = self._price * self._verify.at(1, len(rows) or self._most_rows)
+        return fastest_of_rows(kept or [self._kept.reached(self._most)], step_seconds(*self._costs()), price)
+
+    def _choose(self) -> Ks:
+        if self._tree or not self._most:
+            return self._best(super().speeds()) if self._most else 0
+        budgets = self._budgets()
+        return budgets[self._best([speed for speed, _ in budgets])][1]
+
+    def _learn(self, stats: Stats, step: Step) -> None:
+        super()._learn(stats, step)
+        ks = each_k(self._k, step.rows)
+        if not any(ks):
+            return
+        for own, row, k in zip(self._own.values(), step.each, ks, strict=True):
+            for depth in range(1, max(ks) + 1):
+                own.seen(depth, float(row.accepted >= depth), float(k >= depth and row.accepted >= depth - 1))
+
+
+@hookimpl
+def specdec_register_controllers(register: Callable[[str, ControllerFactory], None]) -> None:
+    """Register ``budget``."""
+    register("budget", Budget)
