@@ -6,7 +6,6 @@ Only abstract methods must be written. A plugin learns about the engine only fro
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from specdec.changes import Interface
 from specdec.decoder import Cells, DecoderWeights
-from specdec.errors import SpecdecError
 from specdec.messages import Context, Verdict, Window
 from specdec.packed import Weight
 from specdec.processors import StackedParams
@@ -61,7 +60,7 @@ class Env:
     calibration: Calibration
 
 
-class Draft(ABC):
+class Draft(Interface, ABC):
     """Proposes tokens. One method must be written: ``propose``.
 
     ``needs_hidden`` asks for the target's last hidden states; ``branches`` says that windows may be
@@ -89,20 +88,6 @@ class Draft(ABC):
     learns: bool = False
     small_ops: bool = False
     weight_bytes: int = 0
-
-    def __init_subclass__(cls, **given: Any) -> None:
-        """Refuse an ``observe`` that does not take the engine's four arguments."""
-        super().__init_subclass__(**given)
-        signature = inspect.signature(cls.observe)
-        try:
-            signature.bind(*[None] * 5)
-        except TypeError:
-            raise SpecdecError(
-                f"observe of the draft {cls.__module__}.{cls.__qualname__} takes ({', '.join(signature.parameters)}); "
-                "expected (self, window, verdict, hidden, own), where own says whether the window is what this draft's "
-                "propose returned. Write: def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, "
-                "own: bool) -> None:"
-            ) from None
 
     @abstractmethod
     def propose(self, context: Context) -> Window:
@@ -155,7 +140,7 @@ class Draft(ABC):
         return {}
 
 
-class Policy(ABC):
+class Policy(Interface, ABC):
     """Decides which proposals are accepted.
 
     ``coupled`` asks drafts to draw with the target's own noise; ``trees`` says that the policy accepts windows that
@@ -184,7 +169,7 @@ class Policy(ABC):
         """
 
 
-class Controller(ABC):
+class Controller(Interface, ABC):
     """Decides how many tokens to propose: one K for the batch, or one for each row.
 
     ``deterministic`` is False for a controller that reads the clock: its counters need not repeat.
@@ -215,7 +200,7 @@ class Controller(ABC):
         """
 
 
-class Backend(ABC):
+class Backend(Interface, ABC):
     """The tensor operations (ops) that have more than one implementation.
 
     An op has the same name everywhere. The reference in plain torch defines the result of each op; another backend

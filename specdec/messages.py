@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specdec.changes import gone, tells_change
 from specdec.devices import uploaded
 from specdec.errors import SpecdecError
 from specdec.processors import Paths, StackedParams
@@ -25,6 +26,10 @@ from specdec.sampling import Purpose
 
 if TYPE_CHECKING:
     from specdec.interfaces import Backend
+else:
+
+    def __getattr__(name: str) -> object:
+        raise gone(__name__, name)
 
 
 @dataclass(frozen=True)
@@ -283,6 +288,7 @@ class Context:
         """int64 [B]: each row's last committed token, whose key and value are not in the arena yet."""
         return self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
 
+    @tells_change
     def process(self, logits: Tensor, after: Paths) -> Tensor:
         """Apply the target's processors to logits [B, N, V]: float32 (or float64) in and out, a new tensor.
 
@@ -306,6 +312,7 @@ class Context:
         key = None if self.params.greedy else self.ops.noise_keys(self.params.stream, position, draw)[purpose]
         return self.ops.sample(logits, key)
 
+    @tells_change
     def propose_token(self, logits: Tensor, position: Tensor) -> Tensor:
         """``choose`` for a draft: with the target's noise under a coupled policy, else with the draft's own noise.
 

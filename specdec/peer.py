@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from specdec.changes import Interface
 from specdec.draft_counts import DraftCounts
 from specdec.errors import SpecdecError
 from specdec.request import Request, SamplingParams
@@ -81,7 +82,7 @@ class Generation:
     counts: DraftCounts | None = None
 
 
-class Peer(ABC):
+class Peer(Interface, ABC):
     """Another engine on the target's weights. Two methods must be written: ``generate`` and ``described``.
 
     ``factory(env, **options)`` builds a peer, and loads what it needs: it is called once for each setting, outside all

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 import pluggy
 
 from specdec import hookspecs
+from specdec.changes import since
 from specdec.errors import RAISED, SpecdecError, unknown
 from specdec.installed import HOOKS, plugin_points
 from specdec.interfaces import Backend, Controller, Draft, Env, Factory, Policy
@@ -165,6 +166,7 @@ class Registry:
             raise SpecdecError(
                 f"{owner} registers the {kind} {name!r} with the signature {name}{inspect.signature(factory)}; "
                 f"expected {name}({', '.join((*given, '**options'))}) where every option has a default"
+                f"{since('Controller.__init__') if kind == 'controller' and 'k' in needed else ''}"
             )
         entry = Entry(factory, owner, given)
         if kind == "controller" and entry.k_option and entry.k_option not in entry.options:

@@ -9,9 +9,18 @@ every boundary of a CDF, but changes the argmax only near a tie.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from specdec.changes import gone
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        raise gone(__name__, name)
+
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, SplitMix64's increment, as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9

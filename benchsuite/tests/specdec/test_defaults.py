@@ -84,8 +84,8 @@ def test_an_observe_that_is_not_told_whose_the_window_was_is_refused_by_name() -
         type("Old", (Draft,), {"__module__": "theirs", "observe": lambda self, window, verdict, hidden: None})
     assert str(refused.value) == (
         "observe of the draft theirs.Old takes (self, window, verdict, hidden); expected (self, window, verdict,"
-        " hidden, own), where own says whether the window is what this draft's propose returned. Write: def observe("
-        "self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:"
+        " hidden, own): since 0.2 own says whether the window is what this draft's propose returned. Write: def "
+        "observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:"
     )
     for five in (
         lambda self, window, verdict, hidden, own: None,
