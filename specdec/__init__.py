@@ -6,12 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specdec.assembly import Assembly
     from specdec.draft_counts import DraftCounts
     from specdec.engine import Engine, StreamedToken
     from specdec.errors import SpecdecError
     from specdec.hookspecs import hookimpl
     from specdec.interfaces import Backend, Controller, Draft, Env, Policy
     from specdec.messages import Context, Verdict, Window
+    from specdec.model import ArenaModel
     from specdec.peer import Generation, Peer, PeerEnv
     from specdec.queue import Completion
     from specdec.registry import Registry
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from specdec.text import TextStream
 
 __all__ = [
+    "ArenaModel",
+    "Assembly",
     "Backend",
     "Completion",
     "Context",
@@ -45,12 +49,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "assembly": "Assembly",
     "engine": "Engine StreamedToken",
     "queue": "Completion",
     "errors": "SpecdecError",
     "hookspecs": "hookimpl",
     "interfaces": "Backend Controller Draft Env Policy",
     "messages": "Context Verdict Window",
+    "model": "ArenaModel",
     "draft_counts": "DraftCounts",
     "peer": "Generation Peer PeerEnv",
     "registry": "Registry",

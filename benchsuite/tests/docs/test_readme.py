@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from benchsuite.tests.rig import Run
+from specdec import Assembly, Request
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
@@ -41,6 +43,20 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 
 def test_the_readme_has_at_most_900_words() -> None:
     assert len(README.read_text(encoding="utf-8").split()) <= 900
+
+
+@pytest.mark.parametrize("target", ["tiny", pytest.param("smollm2-135m", marks=pytest.mark.slow)])
+def test_ten_lines_load_a_model_build_an_engine_and_generate(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = README.read_text(encoding="utf-8")
+    [block] = re.findall(r"^## Generate\n\n```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len([line for line in block.splitlines() if line]) <= 10
+    names: dict[str, Any] = {}
+    exec(block.replace("smollm2-135m", target), names)
+    engine, request = names["engine"], Request(0, names["prompt"], names["params"])
+    build = Assembly(names["registry"], names["target"], names["loaded"].tokenizer, max_rows=1, max_length=512)
+    assert names["answer"].tokens == build.plain(request)
+    assert engine.draft is not None
+    assert capsys.readouterr().out == names["loaded"].tokenizer.decode(names["answer"].tokens) + "\n"
 
 
 def masked(table: str) -> list[str]:
