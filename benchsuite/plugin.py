@@ -18,6 +18,7 @@ from benchsuite.run.request import read_request
 from benchsuite.run.serving import ServingPlugin
 from benchsuite.run.shards import ShardPlugin
 from benchsuite.run.speculation import ComparisonPlugin
+from specdec.unpackaged import add_plugin_source
 
 if TYPE_CHECKING:
     from benchsuite.benches.decoding.bench import DecodingBench
@@ -72,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers and register the plugin's objects; the gate only if an option requests it."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    config.add_cleanup(add_plugin_source(lambda: _unpackaged(config.pluginmanager)))
     register = config.pluginmanager.register
     request = read_request(config)
     try:
@@ -109,11 +111,24 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     from specdec.errors import SpecdecError
     from specdec.registry import Registry
 
+    end = add_plugin_source(lambda: _unpackaged(config.pluginmanager))
     try:
         print(Registry().listing())
     except SpecdecError as error:
         raise pytest.UsageError(str(error)) from None
+    finally:
+        end()
     return 0
+
+
+def _unpackaged(manager: pytest.PytestPluginManager) -> list[tuple[str, object]]:
+    """The plugins of pytest that no entry point has loaded (conftest.py files, modules of -p), each with its file."""
+    packaged = [plugin for plugin, _ in manager.list_plugin_distinfo()]
+    return [
+        (getattr(plugin, "__file__", None) or f"pytest's plugin {name!r}", plugin)
+        for name, plugin in manager.list_name_plugin()
+        if plugin is not None and all(plugin is not one for one in packaged)
+    ]
 
 
 @pytest.fixture

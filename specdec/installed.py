@@ -1,4 +1,4 @@
-"""The installed plugins, and the names that they register, as far as their sources tell without an import. No torch."""
+"""The plugins that are found, and the names that they register, as far as their sources tell unimported. No torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from specdec.errors import SpecdecError
 from specdec.lists import split_list
+from specdec.unpackaged import unpackaged_plugins
 
 HOOKS: Mapping[str, str] = MappingProxyType(
     {
@@ -37,14 +38,25 @@ def plugin_points() -> list[EntryPoint]:
     return _chosen(entry_points(group="specdec"))
 
 
+def how_found() -> str:
+    """Return where plugins are looked for, a sentence for the error of a name that none of them registers."""
+    allowed = os.environ.get(LOAD_PLUGINS)
+    limit = "" if allowed is None else f" that {LOAD_PLUGINS}={allowed} allows"
+    return (
+        f"Plugins are found in the installed packages{limit} (entry points of the group specdec) and, under pytest, in "
+        "each conftest.py that it reads at its start and in the modules of -p; pytest --specdec-list shows them all"
+    )
+
+
 def registered_names() -> dict[str, frozenset[str] | None]:
-    """Return the names that the installed plugins register of each kind; None if a source does not tell.
+    """Return the names that plugins register of each kind; None if a source does not tell.
 
     A source tells if its hook calls ``register`` with a literal name and does nothing else with it.
 
     Example: ``"ngram" in (registered_names()["draft"] or ())``
     """
     told = [_told_by(_source_of(point)) for point in plugin_points()]
+    told += [_told_by(_text_of(getattr(plugin, "__file__", None))) for _, plugin in unpackaged_plugins()]
     found: dict[str, frozenset[str] | None] = {}
     for kind, hook in HOOKS.items():
         names = [found_by for one in told if (found_by := one[hook]) is not None]
@@ -56,8 +68,16 @@ def _source_of(point: EntryPoint) -> str | None:
     """The source of a plugin's module; None if it is no module, or has no source that can be read."""
     try:
         spec = None if point.attr else find_spec(point.module)
-        return Path((spec and spec.origin) or "").read_text(encoding="utf-8")
-    except (ImportError, OSError, ValueError):
+    except (ImportError, ValueError):
+        return None
+    return _text_of(spec.origin if spec else None)
+
+
+def _text_of(file: str | None) -> str | None:
+    """The text of a file; None if there is none that can be read."""
+    try:
+        return Path(file or "").read_text(encoding="utf-8")
+    except (OSError, ValueError):
         return None
 
 

@@ -10,18 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import pluggy
 
 from specdec import hookspecs
 from specdec.changes import since
 from specdec.errors import RAISED, SpecdecError, unknown
-from specdec.installed import HOOKS, plugin_points
+from specdec.installed import HOOKS, how_found, plugin_points
 from specdec.interfaces import Backend, Controller, Draft, Env, Factory, Policy
 from specdec.lists import split_list
 from specdec.ops import Ops
 from specdec.peer import Peer, PeerEnv
+from specdec.unpackaged import PREFIX, unpackaged_plugins
 
 T = TypeVar("T")
 
@@ -99,9 +100,10 @@ class Entry:
 class Registry:
     """All registered factories, by kind and name.
 
-    ``Registry()`` loads the entry-point group ``specdec``, which also contains the built-ins;
-    ``Registry(plugins)`` uses only the given plugin modules or objects. The environment variable
-    ``SPECDEC_LOAD_PLUGINS`` limits the loading to our own plugins and the distributions that it lists.
+    ``Registry()`` loads the entry-point group ``specdec``, which also contains the built-ins, and the plugins without a
+    package that the running program has (``specdec.unpackaged``); ``Registry(plugins)`` uses only the given plugin
+    modules or objects. The environment variable ``SPECDEC_LOAD_PLUGINS`` limits the group to our own plugins and the
+    distributions that it lists.
 
     Raises SpecdecError for a name registered twice (naming both owners), an invalid name, or a factory whose
     signature does not begin as its hook says.
@@ -109,10 +111,11 @@ class Registry:
 
     def __init__(self, plugins: Mapping[str, object] | None = None) -> None:
         self._entries: dict[str, dict[str, Entry]] = {kind: {} for kind in HOOKS}
-        manager = pluggy.PluginManager("specdec")
+        self._how_found = how_found() if plugins is None else ""
+        manager = _HookManager("specdec")
         manager.add_hookspecs(hookspecs)
         try:
-            for name, plugin in (_installed() if plugins is None else plugins).items():
+            for name, plugin in (_all_plugins() if plugins is None else plugins).items():
                 manager.register(plugin, name)
             manager.check_pending()
         except pluggy.PluginValidationError as error:
@@ -133,7 +136,14 @@ class Registry:
         if "register" not in implementation.argnames:
             raise SpecdecError(f"the hook {HOOKS[kind]} of {owner} must take the argument 'register'")
         found: list[tuple[str, Factory | str, str]] = []
-        implementation.function(lambda name, factory: found.append((name, factory, owner)))
+        try:
+            implementation.function(lambda name, factory: found.append((name, factory, owner)))
+        except SpecdecError:
+            raise
+        except RAISED as error:
+            raise SpecdecError(
+                f"the hook {HOOKS[kind]} of {owner} raised {type(error).__name__}: {error}; mend it or take it out"
+            ) from error
         return found
 
     def add(self, kind: str, name: str, factory: Factory | str, owner: str) -> None:
@@ -146,7 +156,7 @@ class Registry:
         if taken:
             raise SpecdecError(
                 f"the {kind} {name!r} is registered twice, by {taken.owner} and by {owner}; "
-                f"rename one or uninstall one (names in use: {', '.join(self.names(kind))})"
+                f"rename one or take one out (names in use: {', '.join(self.names(kind))})"
             )
         if isinstance(factory, str):
             entry, preset = self.parse(kind, factory)
@@ -183,7 +193,7 @@ class Registry:
     def entry(self, kind: str, name: str) -> Entry:
         """The factory registered under a name; SpecdecError with the choices if there is none."""
         if name not in self._entries[kind]:
-            raise unknown(kind, name, self._entries[kind])
+            raise unknown(kind, name, self._entries[kind], self._how_found)
         return self._entries[kind][name]
 
     def parse(self, kind: str, text: str) -> tuple[Entry, dict[str, Any]]:
@@ -341,6 +351,25 @@ class Registry:
                 f"expected a subclass of specdec.{base.__name__}"
             )
         return built
+
+
+class _HookManager(pluggy.PluginManager):
+    """Takes every function with a hook's name for the hook, marked or not, as pytest does with its own."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        marked = super().parse_hookimpl_opts(plugin, name)
+        if marked is None and name.startswith(PREFIX) and inspect.isroutine(getattr(plugin, name)):
+            return cast(pluggy.HookimplOpts, {})
+        return marked
+
+
+def _all_plugins() -> dict[str, object]:
+    """The installed plugins and those without a package, by their owners; SpecdecError as ``_installed``."""
+    found = _installed()
+    more = [
+        (owner, plugin) for owner, plugin in unpackaged_plugins() if all(plugin is not one for one in found.values())
+    ]
+    return {**found, **dict(more)}
 
 
 def _installed() -> dict[str, object]:

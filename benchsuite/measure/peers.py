@@ -15,16 +15,23 @@ from benchsuite.measure.arms import PeerName
 from benchsuite.measure.runners import Emission, Outcome, mean_length
 from specdec.draft_counts import DraftCounts
 from specdec.errors import SpecdecError, unknown
+from specdec.installed import how_found
 from specdec.peer import Generation, Peer
 from specdec.registry import Registry
 from specdec.request import Request
+from specdec.unpackaged import unpackaged_plugins
 
 if TYPE_CHECKING:
     from benchsuite.measure.arms import Arm
 
 
-@cache
 def _registry() -> Registry:
+    return _registry_of(unpackaged_plugins())
+
+
+@cache
+def _registry_of(unpackaged: tuple[tuple[str, object], ...]) -> Registry:
+    """The registry of all plugins; one for as long as those without a package are the same."""
     return Registry()
 
 
@@ -38,7 +45,7 @@ def parse_peer(text: str) -> PeerName:
     """
     registry, name = _registry(), text.partition("(")[0].strip()
     if name not in registry.names("peer"):
-        raise unknown("peer", name, (*registry.names("peer"), "auto", "none"))
+        raise unknown("peer", name, (*registry.names("peer"), "auto", "none"), how_found())
     entry, options = registry.parse_peer(text)
     shown = ", ".join(f"{n}={_written(value)}" for n, value in options.items() if n == "k" or value != entry.options[n])
     return PeerName(f"{name}({shown})" if shown else name)

@@ -10,7 +10,7 @@ from benchsuite.measure.workloads import workload_names
 from benchsuite.run.request import RunRequest
 from specdec.choices import check_device, check_dtype, check_model
 from specdec.errors import SpecdecError, unknown
-from specdec.installed import registered_names
+from specdec.installed import how_found, registered_names
 from specdec.lists import split_list
 
 EXTRA = {"backend": ("auto",), "peer": ("auto", "none")}
@@ -63,7 +63,7 @@ def _refuse_unregistered(known: Mapping[str, Collection[str] | None], kind: str,
     for text in texts:
         found = re.match(r"\s*(\w+)\s*(\(|$)", text)
         if found and found[1] not in choices:
-            raise unknown(kind, found[1], choices)
+            raise unknown(kind, found[1], choices, how_found())
 
 
 def split_arms(text: str) -> list[tuple[str | None, list[str]]]:

@@ -14,15 +14,20 @@ from specdec import Draft, Engine, Env, Policy, Registry, Request, SamplingParam
 from specdec.assembly import Assembly
 from specdec.interfaces import Factory
 from specdec.model import ArenaModel
+from specdec.unpackaged import unpackaged_plugins
 from specdec_plugins.drafts.oracle import Oracle
 
 Extra = tuple[str, str, Factory]
 """(kind, name, factory) of a plugin that is not installed."""
 
 
-@cache
 def registry(*extra: Extra) -> Registry:
-    """Return a registry of the installed plugins and of ``extra`` plugins that are not installed."""
+    """Return a registry of all plugins that are found and of ``extra`` ones."""
+    return _registry(unpackaged_plugins(), *extra)
+
+
+@cache
+def _registry(unpackaged: tuple[tuple[str, object], ...], *extra: Extra) -> Registry:
     found = Registry()
     for kind, name, factory in extra:
         found.add(kind, name, factory, "the conformance kit")

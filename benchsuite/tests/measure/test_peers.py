@@ -132,7 +132,7 @@ def test_a_peer_has_one_text_however_it_was_written(text: str, same: str, label:
             r"unknown peer 'tgi'; choices: auto, endpoint, llama_cpp, llama_cpp_prompt_lookup, none, "
             "onnxruntime, onnxruntime_speculative, openvino, openvino_draft, openvino_prompt_lookup, "
             "transformers, transformers_assisted, transformers_compiled, "
-            "transformers_early_exit, transformers_prompt_lookup, vllm, vllm_speculative$",
+            r"transformers_early_exit, transformers_prompt_lookup, vllm, vllm_speculative\. Plugins are found",
         ),
         ("transformers_compiled(mode=default)", "'transformers_compiled' does not take mode .*; its options: none$"),
         ("transformer", r"unknown peer 'transformer'; did you mean 'transformers'\?"),

@@ -236,8 +236,7 @@ def test_what_may_not_be_registered_is_refused_with_its_owner() -> None:
             f"theirs registers the draft {name!r}; a name is a letter, then letters, digits and _"
         )
     assert refused("shown", ShownDraft) == (
-        "the draft 'shown' is registered twice, by mine and by theirs; rename one or uninstall one (names in use: "
-        "shown)"
+        "the draft 'shown' is registered twice, by mine and by theirs; rename one or take one out (names in use: shown)"
     )
     assert refused("x", 3) == "theirs registers the draft 'x' as 3; expected a factory to call"
     expected = "expected x(env, **options) where every option has a default"
