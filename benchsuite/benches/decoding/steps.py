@@ -1,4 +1,4 @@
-"""The parts of a step of a full batch: with every processor, with none, with log-probabilities."""
+"""The parts of a step of a full batch: with every processor, with none, with log-probabilities, with taps."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ PROMPT_TOKENS, BUDGET = 32, 32
 def steps_family(assembly: Assembly, text: Sequence[int], ends: tuple[int, ...]) -> Family:
     """The arms whose steps are compared: one engine, eight requests, different parameters."""
     engine, arms = assembly.engine(DRAFT, k=K, max_rows=ROWS), params_of_arms(assembly.target.vocabulary, ends)
+    tapped = partial(stepped, reading_three(assembly), eight(text, arms["greedy"]))
     share, whole = ("rest_share", "% of a step"), ("step_ms", "ms a step")
     return Family(
-        {name: partial(stepped, engine, eight(text, params)) for name, params in arms.items()},
+        {name: partial(stepped, engine, eight(text, params)) for name, params in arms.items()} | {"taps": tapped},
         [
             Contrast("all processors", "greedy", *share),
             Contrast("all processors", "temperature 1", *share),
             Contrast("all processors", "greedy", *whole),
             Contrast("logprobs=5", "greedy", *whole),
+            Contrast("taps", "greedy", *whole),
             Contrast("greedy again", "greedy", *share),
             Contrast("greedy again", "greedy", *whole),
         ],
@@ -44,7 +46,26 @@ def steps_family(assembly: Assembly, text: Sequence[int], ends: tuple[int, ...])
             "% of a step: its time outside the forwards of target and draft (processors, acceptance, commit, host)",
             "all processors: temperature 1, top-k, top-p, min-p, bias, the three penalties, bad words, least length",
             "greedy, temperature 1: no processor but that",
+            "taps: greedy, with a draft that also reads the outputs of three layers, and does nothing with them",
         ],
+    )
+
+
+def reading_three(assembly: Assembly) -> Engine:
+    """The engine of the other arms, with a draft that reads the outputs of the first, a middle and the last layer."""
+    plain, count = assembly.engine(DRAFT, k=K, max_rows=ROWS), len(assembly.target.layers)
+    assert plain.draft
+    plain.draft.hidden_layers = tuple(sorted({0, count // 2, count - 1}))
+    return Engine(
+        plain.target,
+        draft=plain.draft,
+        policy=plain.policy,
+        controller=plain.controller,
+        ops=plain.ops,
+        max_rows=plain.max_rows,
+        max_length=plain.max_length,
+        tokenizer=plain.tokenizer,
+        runtime=plain.runtime,
     )
 
 
