@@ -41,7 +41,8 @@ class Plan:
 
     ``position`` int64 [B, W]. For each span: ``cells`` int64 [B, W], the cells to which the slots are written, and
     ``mask`` [B, 1, W, L] in the arena's dtype, 0 if a slot sees a cell, else -inf. ``used`` int64 [B]: in a layer
-    without a span, no slot of a row sees a cell from there on.
+    without a span, no slot of a row sees a cell from there on. ``tapped``: the layers whose outputs are read, behind
+    which a run of layers must end.
     """
 
     arena: Arena
@@ -51,6 +52,7 @@ class Plan:
     cells: dict[int | None, Tensor]
     mask: dict[int | None, Tensor]
     used: Tensor
+    tapped: tuple[int, ...] = ()
 
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None
@@ -150,11 +152,19 @@ class Arena:
         """Bytes of one row over all layers."""
         return sum(stack.keys[0].nbytes + stack.values[0].nbytes for stack in self.stacks)
 
-    def plan(self, window: Window, ops: Backend, rows: slice, longest: int, limit: int | None = None) -> Plan:
+    def plan(
+        self,
+        window: Window,
+        ops: Backend,
+        rows: slice,
+        longest: int,
+        limit: int | None = None,
+        tapped: tuple[int, ...] = (),
+    ) -> Plan:
         """Positions, cells and masks for one forward of ``window`` over ``rows``; writes nothing.
 
         ``longest`` is an upper bound, known to the host, on ``committed`` of these rows; it selects the length bucket.
-        ``limit`` is the model's number of positions; padding past it gets the last position.
+        ``limit`` is the model's number of positions; padding past it gets the last position. ``tapped`` as in ``Plan``.
         Raises SpecdecError if the window does not fit past ``longest``.
         """
         width = window.tokens.shape[1]
@@ -170,7 +180,7 @@ class Arena:
             planned = ops.kv_plan(window, committed, span, capacity, look, limit, dtype)
             depth, position, cells[span], mask[span] = planned
         window.remember(depth)
-        return Plan(self, ops, rows, position, cells, mask, committed + width)
+        return Plan(self, ops, rows, position, cells, mask, committed + width, tapped)
 
     def commit(self, verdict: Verdict, rows: slice, ops: Backend, compact: bool) -> None:
         """Append the accepted path to each row: the root and ``num_accepted`` more cells.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -77,7 +77,8 @@ class Engine:
     has asked for plain decoding's output, ``set_up_seconds`` how long the factories of ``draft`` and ``controller``
     took, and ``exact`` whether windows of every width were proved to give the same bits; ``Assembly`` fills in all.
 
-    Raises SpecdecError for a draft that proposes trees with a policy that reads chains only.
+    Raises SpecdecError for a draft that proposes trees with a policy that reads chains only, and for one that reads the
+    output of a layer that the target does not have.
 
     Example: ``Engine(target, draft=None, policy=policy, controller=controller, ops=ops, max_rows=1,
     max_length=256).run([Request(0, prompt)])``
@@ -117,6 +118,7 @@ class Engine:
         self._host = HostCopy(target.device)
         capacity = Capacity(max_length, target.limit, target.vocabulary)
         self.queue = Queue(self.rows, self.arena, target, draft, capacity, max_rows, self.max_window, tokenizer)
+        self.queue.taps.refuse_beyond(len(target.layers), type(draft).__name__)
         self._begin()
 
     def _begin(self) -> None:
@@ -277,9 +279,12 @@ class Engine:
             raise
         size = verdict.path.shape[1] + TAIL
         if self.draft:
+            self.queue.count_tapped(forward.hidden)
+            hidden = forward.hidden if self.queue.taps else None
+            seen = replace(verdict, logits=forward.logits) if self.draft.needs_logits else verdict
             # The window as it was proposed, not the copy that a recorded step holds.
             with one_torch_thread(self.queue.small_draft):
-                self.draft.observe(proposal, verdict, forward.hidden if self.draft.needs_hidden else None, own)
+                self.draft.observe(proposal, seen, hidden, own)
         observed = mark()
         if self.trace:
             self.trace(context, window, forward.logits, verdict)
@@ -371,7 +376,7 @@ class Engine:
 
     def _forward(self, window: Window, live: slice) -> Forward:
         longest = self.runtime.longest(int(self.rows.length_host[live].max()), self.max_length)
-        return Forward(*self.target.forward(self.arena, window, live, longest - 1))
+        return Forward(*self.target.forward(self.arena, window, live, longest - 1, self.queue.taps))
 
     def _judge(self, window: Window, forward: Forward, context: Context) -> Verdict:
         logits = forward.logits

@@ -63,8 +63,10 @@ class Env:
 class Draft(Interface, ABC):
     """Proposes tokens. One method must be written: ``propose``.
 
-    ``needs_hidden`` asks for the target's last hidden states; ``branches`` says that windows may be
-    trees; ``looks_up`` says that ``look_up`` answers for a single row, on the host, so that a draft that combines
+    ``needs_hidden`` asks for the target's last hidden states, after the final norm, and ``hidden_layers`` for the
+    outputs of decoder layers, by their indices from 0 in ascending order; both are constant once the draft is built.
+    ``needs_logits`` asks for the logits of every verified slot, ``Verdict.logits``. ``branches`` says that windows may
+    be trees; ``looks_up`` says that ``look_up`` answers for a single row, on the host, so that a draft that combines
     others knows at once whether this draft found something; ``learns`` says that ended requests change its proposals
     until ``forget``. ``small_ops`` says that the torch ops of all its methods are small, so that one thread runs them
     at least as fast as several, whose waiting would slow down the target on a CPU (``specdec.threads``); other drafts
@@ -83,6 +85,8 @@ class Draft(Interface, ABC):
     """
 
     needs_hidden: bool = False
+    hidden_layers: tuple[int, ...] = ()
+    needs_logits: bool = False
     branches: bool = False
     looks_up: bool = False
     learns: bool = False
@@ -111,17 +115,23 @@ class Draft(Interface, ABC):
 
     def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
         """A request starts in ``row`` whose first ``first`` tokens are also the first of a text that ``keep`` returned
-        ``kept`` for, not None. The target does not read those again: with ``needs_hidden``, ``prefilled`` begins at
-        ``first``. Called in place of ``admit``, which is the default.
+        ``kept`` for, not None. The target does not read those again: ``prefilled`` begins at ``first``. Called in place
+        of ``admit``, which is the default.
         """
         self.admit(row, request, prompt)
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """Hidden states [1, W, H] of prompt tokens [1, W] from position ``start``; only with ``needs_hidden``."""
+        """Hidden states of prompt tokens [1, W] from position ``start``; called only if the draft asks for some.
+
+        ``hidden`` is [1, W, H] with ``needs_hidden`` alone. With ``hidden_layers`` it is [1, W, n, H]: the layers'
+        outputs in their order, then, with ``needs_hidden`` too, the states after the final norm.
+        """
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
-        """The verified window, after every step, also without ``propose``; ``hidden`` [B, W, H] or None.
+        """The verified window, after every step, also without ``propose``.
 
+        ``hidden`` are the states of its slots, [B, W, H] or [B, W, n, H] as in ``prefilled``, or None. A rejected
+        slot's are those of a text that is not the row's: ``Verdict.last`` and ``Verdict.path`` name the accepted ones.
         ``own``: whether the window is what this draft's ``propose`` returned in this step. It is not if the draft was
         not asked, or if a draft that combines others took another one's proposals for some row.
 

@@ -231,11 +231,15 @@ class Verdict:
     ``path`` int64 [B, D]: the accepted slots from the root down, ``path[:, 0] == 0``, -1 past the end;
     ``num_accepted`` int64 [B], without the root; ``next`` int64 [B], the token drawn after them (recovered
     after a rejection, bonus after full acceptance). All tensors are on the engine's device.
+
+    ``logits`` [B, W, V] are the target's, before any processor: row b, slot w follows node w. A draft with
+    ``needs_logits`` gets them in ``observe``; elsewhere they are None.
     """
 
     path: Tensor
     num_accepted: Tensor
     next: Tensor
+    logits: Tensor | None = None
 
     def emitted(self, window: Window) -> Tensor:
         """int64 [B, D]: the tokens that each row emits, accepted proposals, then ``next``; valid ids past the end."""
@@ -244,9 +248,10 @@ class Verdict:
         return emitted.scatter(1, self.num_accepted[:, None], self.next[:, None])
 
     def last(self, states: Tensor) -> Tensor:
-        """[B, H]: the state of each row's last accepted slot, from ``states`` [B, W, H] of the window's slots."""
+        """[B, …]: the state of each row's last accepted slot, from ``states`` [B, W, …] of the window's slots."""
         slot = self.path.gather(1, self.num_accepted[:, None])
-        return states.gather(1, slot[:, :, None].expand(-1, -1, states.shape[2]))[:, 0]
+        wide = slot.view(-1, *[1] * (states.dim() - 1)).expand(-1, 1, *states.shape[2:])
+        return states.gather(1, wide)[:, 0]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from specdec.interfaces import Backend
 from specdec.messages import Window
 from specdec.sharding import sharding_of
 from specdec.swap import Swap
+from specdec.taps import NO_LAYERS, Taps
 from specdec.threads import one_torch_thread
 
 PREFILL_CHUNK = 256
@@ -193,9 +194,8 @@ class ArenaModel:
             total = model.config.num_hidden_layers
             if not 0 < layers < total:
                 raise SpecdecError(f"layers is {layers}; the target has {total}, expected 1 to {total - 1}")
-            base = model.base_model
-            name = next(n for n, m in base.named_children() if isinstance(m, nn.ModuleList) and len(m) == total)
-            setattr(base, name, getattr(base, name)[:layers])
+            name, stack = _stack(model, total)
+            setattr(model.base_model, name, stack[:layers])
             model.config.num_hidden_layers = layers
             if getattr(model.config, "layer_types", None):
                 model.config.layer_types = model.config.layer_types[:layers]
@@ -209,39 +209,62 @@ class ArenaModel:
             self.layers, rows=rows, max_length=max_length, max_window=widest, dtype=self.dtype, device=self.device
         )
 
-    def forward(self, arena: Arena, window: Window, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
-        """One forward of a window: logits [B, W, V] and hidden states [B, W, H], in the model's dtype.
+    def forward(
+        self, arena: Arena, window: Window, rows: slice, longest: int, taps: Taps = NO_LAYERS
+    ) -> tuple[Tensor, Tensor]:
+        """One forward of a window: logits [B, W, V] and the hidden states of ``taps``, in the model's dtype.
 
         Logits of a model in half precision are float32: the head's sums, which are not rounded.
-        The hidden states are the input of the head (after the final norm). In place: the arena's cells past
-        ``committed``; nothing is committed. ``longest`` as in ``Arena.plan``.
+        The hidden states are [B, W, n, H], or without layers the input of the head (after the final norm), [B, W, H].
+        In place: the arena's cells past ``committed``; nothing is committed. ``longest`` as in ``Arena.plan``.
         """
-        with one_torch_thread(self.own_threads), _seen_by_head(self.model) as seen:
-            plan = arena.plan(window, self.ops, rows, longest, self.limit)
+        with (
+            one_torch_thread(self.own_threads),
+            _seen_by_head(self.model) as seen,
+            self._tapped(taps.layers) as outputs,
+        ):
+            plan = arena.plan(window, self.ops, rows, longest, self.limit, taps.layers)
             out = self.model(input_ids=window.tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan)
         self.forwards += 1
-        return out.logits, seen[0]
+        return out.logits, taps.gathered(outputs, seen[0])
 
-    def extend(self, arena: Arena, tokens: Tensor, row: int, start: int) -> Tensor:
-        """Run tokens int64 [1, W] of one row without the head and commit them; returns hidden states [1, W, H].
+    @contextmanager
+    def _tapped(self, layers: tuple[int, ...]) -> Iterator[list[Tensor]]:
+        """Collects the outputs of decoder layers while a forward runs, in the order of their indices."""
+        outputs: list[Tensor] = []
+        stack = _stack(self.model, len(self.layers))[1] if layers else ()
+        handles = [
+            stack[layer].register_forward_hook(lambda module, given, output: outputs.append(_states(output)))
+            for layer in layers
+        ]
+        try:
+            yield outputs
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def extend(self, arena: Arena, tokens: Tensor, row: int, start: int, taps: Taps = NO_LAYERS) -> Tensor:
+        """Run tokens int64 [1, W] of one row without the head and commit them; returns the hidden states of ``taps``,
+        [1, W, H] or [1, W, n, H] as ``forward`` does.
 
         The row must have ``start`` committed tokens. In place: this row of the arena, through a view.
         """
         zero = torch.zeros(1, dtype=torch.int64, device=tokens.device)
         window = Window.chain(tokens[:, 0], tokens[:, 1:], zero + tokens.shape[1] - 1)
         rows = slice(row, row + 1)
-        with one_torch_thread(self.own_threads):
-            plan = arena.plan(window, self.ops, rows, start, self.limit)
+        with one_torch_thread(self.own_threads), self._tapped(taps.layers) as outputs:
+            plan = arena.plan(window, self.ops, rows, start, self.limit, taps.layers)
             base = self.model.base_model
             out = base(input_ids=tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan)
         arena.committed[rows] += tokens.shape[1]
-        hidden: Tensor = out.last_hidden_state
-        return hidden
+        return taps.gathered(outputs, out.last_hidden_state)
 
     def prefill(
-        self, arena: Arena, row: int, prompt: tuple[int, ...], first: int = 0
+        self, arena: Arena, row: int, prompt: tuple[int, ...], first: int = 0, taps: Taps = NO_LAYERS
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Commit all prompt tokens except the last, in chunks; yields (start, tokens [1, W], hidden [1, W, H]).
+        """Commit all prompt tokens except the last, in chunks; yields (start, tokens [1, W], hidden states) of each.
+
+        The hidden states are those that ``extend`` returns.
 
         The row's first ``first`` cells are those of the prompt's first tokens already; by default it is emptied.
         """
@@ -249,7 +272,24 @@ class ArenaModel:
         [tokens] = uploaded(self.device, np.array([prompt[:-1]], dtype=np.int64))
         for start in range(first, tokens.shape[1], PREFILL_CHUNK):
             chunk = tokens[:, start : start + PREFILL_CHUNK]
-            yield start, chunk, self.extend(arena, chunk, row, start)
+            yield start, chunk, self.extend(arena, chunk, row, start, taps)
+
+
+def _stack(model: PreTrainedModel, total: int) -> tuple[str, nn.ModuleList]:
+    """The list of a model's ``total`` decoder layers, and its name in the model's base."""
+    for name, part in model.base_model.named_children():
+        if isinstance(part, nn.ModuleList) and len(part) == total:
+            return name, part
+    raise SpecdecError(
+        f"a {model.config.model_type} model has its {total} layers in no list of modules, so that none can be read or "
+        "left out; choose a draft without layers, or another model"
+    )
+
+
+def _states(output: Any) -> Tensor:
+    # Layers of some families return a tuple that begins with their states.
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states
 
 
 @contextmanager

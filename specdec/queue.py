@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from specdec.arena import Arena, KeptCells
@@ -17,6 +18,7 @@ from specdec.request import Capacity, Request
 from specdec.rows import Kind, Live, Rows
 from specdec.stats import Call, Stats
 from specdec.stops import FinishReason, StopWatcher
+from specdec.taps import Taps
 from specdec.threads import one_torch_thread
 
 
@@ -73,7 +75,8 @@ class Queue:
 
     A request waits until a row is free. On its admission the draft learns of it and the target reads its prompt; at its
     end it leaves ``finished`` a completion by its id, and ``kept``, which outlives a run, what another request may
-    continue. Reads and writes rows, arena and the draft's state, and counts in the ``stats`` of ``begin``.
+    continue. Reads and writes rows, arena and the draft's state, and counts in the ``stats`` of ``begin``. ``taps`` are
+    the hidden states that the draft asks for.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Queue:
     ) -> None:
         self.rows, self.arena, self.target, self.draft = rows, arena, target, draft
         self.capacity, self.max_rows, self.max_window, self.tokenizer = capacity, max_rows, max_window, tokenizer
+        self.taps = Taps.of([draft] if draft else [])
         self.small_draft = target.own_threads and draft is not None and draft.small_ops
         self.kept: dict[int, KeptText] = {}
 
@@ -145,10 +149,11 @@ class Queue:
         watcher = StopWatcher(request.params, limit - len(request.prompt), self.tokenizer)
         live = Live(request, limit, watcher, submitted=submitted)
         first = self._start(row, request)
-        for position, tokens, hidden in self.target.prefill(self.arena, row, request.prompt, first):
+        for position, tokens, hidden in self.target.prefill(self.arena, row, request.prompt, first, self.taps):
             self.stats.counts["prefill_forwards"] += 1
             self.stats.counts["kv_appended_tokens_total"] += tokens.shape[1]
-            if self.draft and self.draft.needs_hidden:
+            if self.draft and self.taps:
+                self.count_tapped(hidden)
                 with self._attributed("prefilled"):
                     self.draft.prefilled(row, tokens, position, hidden)
         self.rows.admit(row, live)
@@ -160,8 +165,7 @@ class Queue:
         Returns the number of the prompt's tokens whose cells are in place.
         """
         kept = None if request.continues is None else self.kept.pop(request.continues)
-        needs_hidden = self.draft is not None and self.draft.needs_hidden
-        first = 0 if kept is None else kept.usable(request.prompt, needs_hidden)
+        first = 0 if kept is None else kept.usable(request.prompt, needs_hidden=bool(self.taps))
         if kept is not None and first:
             self.stats.counts["kv_kept_bytes_copied"] += self.arena.restore(row, kept.cells, first)
             self.stats.counts["kv_reused_tokens"] += first
@@ -174,6 +178,11 @@ class Queue:
             with self._attributed("admit"):
                 self.draft.admit(row, request, request.prompt)
         return first
+
+    def count_tapped(self, hidden: Tensor) -> None:
+        """Count what was copied out of layers for the draft; the states after the final norm alone are no copy."""
+        if self.taps.layers:
+            self.stats.counts["hidden_bytes_copied"] += hidden.nbytes
 
     def _keep(self, row: int, live: Live) -> None:
         text = (*live.request.prompt, *live.tokens)

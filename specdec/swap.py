@@ -247,15 +247,16 @@ class Swap:
     def _stack(self, modules: Sequence[Any]) -> list[tuple[nn.Module, Forward]]:
         """Consecutive layers as one op over the arena, in the first one's forward; the others return their input.
 
-        A call without a plan runs each layer's own forward.
+        Behind a tapped layer another op begins, so that what the tapped layer's module returns is its output. A call
+        without a plan runs each layer's own forward.
         """
         layers, decoder_layers = [self._weights(module) for module in modules], self.ops.decoder_layers
         if any(layer.join_out or layer.join_down for layer in layers):
             decoder_layers = partial(decode, self.ops)  # no backend's layers join what several ranks compute
         indices = [module.self_attn.layer_idx for module in modules]
 
-        def forward_of(module: Any) -> Forward:
-            native, first = type(module).forward, module is modules[0]
+        def forward_of(place: int, module: Any) -> Forward:
+            native = type(module).forward
 
             def forward(
                 hidden_states: Tensor,
@@ -266,14 +267,16 @@ class Swap:
             ) -> Any:
                 if specdec_plan is None:
                     return native(module, hidden_states, *arguments, position_embeddings=position_embeddings, **rest)
-                if not first:
+                tapped = specdec_plan.tapped
+                if place and indices[place - 1] not in tapped:
                     return hidden_states
-                cells = [specdec_plan.at(index) for index in indices]
-                return decoder_layers(hidden_states, layers, position_embeddings, cells)
+                end = next((i + 1 for i in range(place, len(indices)) if indices[i] in tapped), len(indices))
+                cells = [specdec_plan.at(index) for index in indices[place:end]]
+                return decoder_layers(hidden_states, layers[place:end], position_embeddings, cells)
 
             return forward
 
-        return [(module, forward_of(module)) for module in modules]
+        return [(module, forward_of(place, module)) for place, module in enumerate(modules)]
 
     def _norm(self, module: Any, offset: float) -> Forward:
         rms_norm, weight, eps = self.ops.rms_norm, module.weight, _eps(module)

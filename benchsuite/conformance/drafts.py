@@ -25,6 +25,7 @@ from benchsuite.judge.sources import EngineSource
 from benchsuite.judge.ties import Judge
 from specdec import Context, Engine, Request, SamplingParams, Window
 from specdec.assembly import Assembly
+from specdec.taps import Taps
 
 GREEDY = SamplingParams(max_new_tokens=14)
 SAMPLED = SamplingParams(temperature=0.8, top_k=40, seed=3, max_new_tokens=14)
@@ -99,7 +100,7 @@ class DraftChecks(Checks):
         draft = self.engine(self.uncoupled).draft
         assert draft is not None
         same(self.text, "trees", self.trees, draft.branches, "the class says so")
-        same(self.text, "hidden", self.hidden, draft.needs_hidden, "the class says so")
+        same(self.text, "hidden", self.hidden, bool(Taps.of([draft])), "needs_hidden or hidden_layers say so")
         same(self.text, "remembers", self.remembers, draft.learns, "the class says so, as `learns`")
         found = self.records(self.uncoupled, SAMPLED)
         drawn = [seen for seen in found if seen.q is not None]

@@ -661,7 +661,26 @@ def _notes(stage: Stage) -> list[str]:
     """What the card says of this target on this machine."""
     target, ranks = stage.target, joined_ranks()
     shared = [f"{ranks}: {target.sharding}"] if ranks else []
-    return [*target.swap.notes(), *Load.measured().lines(), *shared, *([] if stage.eos else [ENDLESS])]
+    return [
+        *(target.swap.notes() + _tapped(stage)),
+        *(Load.measured().lines() + shared),
+        *([] if stage.eos else [ENDLESS]),
+    ]
+
+
+def _tapped(stage: Stage) -> list[str]:
+    """What the drafts that read outputs of layers cost in every slot of a window and every token of a prompt."""
+    size = stage.target.model.get_input_embeddings().weight.shape[1] * stage.target.dtype.itemsize
+    read = {
+        arm.draft: runner.engine.queue.taps.layers
+        for arm, runner in stage.runners.items()
+        if isinstance(runner, EngineRunner)
+    }
+    return [
+        f"{draft} reads the outputs of layers {', '.join(map(str, layers))}: {len(layers) * size:,} bytes a token"
+        for draft, layers in read.items()
+        if layers
+    ]
 
 
 @torch.inference_mode()

@@ -17,6 +17,19 @@ def blocks(kind: str, text: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
+def files_written(text: str) -> dict[str, str]:
+    """The files that a page lets its reader write, by name: blocks after a line that ends in ``name`` and a colon.
+
+    A block after "Add to ``name``:" continues the file.
+    """
+    found: dict[str, str] = {}
+    for added, name, block in re.findall(
+        r"(^Add to )?`([\w.]+)`:\n\n```\w+\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+    ):
+        found[name] = found[name] + block if added else block
+    return found
+
+
 def follow(text: str, folder: Path, plugins: str, python: Python) -> None:
     """Run the commands of the console blocks of ``text`` in ``folder`` by ``python``, with these ``plugins`` loaded.
 

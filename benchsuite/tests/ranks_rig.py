@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from benchsuite.conformance.models import families, tiny
 from benchsuite.judge.sources import EngineSource, Tokens
 from benchsuite.judge.ties import Judge
+from benchsuite.workshop.machines.read_states import Unmodified
 from benchsuite.workshop.mutation.workers import in_fork
 from specdec import Registry, Request, SamplingParams, catalog
 from specdec.assembly import Assembly
@@ -29,6 +30,7 @@ from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ranks import Place, join_ranks
 from specdec.sharding import shard_model
+from specdec.taps import Taps
 
 
 def forked(ranks: int, work: Callable[[], int]) -> list[int]:
@@ -87,6 +89,7 @@ def _pytest_of_a_rank(*arguments: str) -> None:
 FAMILIES = ("llama", "qwen3", "smollm2", "mistral")
 DRAFTS = (None, "ngram(n_min=1)", "draft_model(layers=1)", "tree(beam=2, depth=3)")
 HEADS = ("medusa(head_init=random)", "eagle")
+TEXT, TAPS = tiny.prompts(1)[0][:9], Taps((0,), final=True)
 """Drafts that read the target's head themselves, on one family."""
 
 RankedCase = tuple[str, str | None, float]
@@ -112,7 +115,8 @@ class Whole:
         self.build = _built(model, None)
         self.judge = Judge(self.build.target, tiny.prompts(1)[0])
         self.bound = self.judge.bound
-        self.logits = _logits(self.build.target)
+        self.logits, _ = _read(self.build.target)
+        self.unmodified = Unmodified.of(self.build.target)
         self.source = EngineSource(self.build.engine(None))
         self.outputs = [self.source.tokens(requests) for requests in work]
 
@@ -128,6 +132,7 @@ def ranked_cases(every: bool) -> None:
         for family, whole in wholes.items():
             cut = _built(families.build_model(family), place)
             found[f"{family} logits"] = _apart(whole, cut), whole.bound
+            found[f"{family} states"] = _wrong_states(whole, cut)
             for name, draft, temperature in tiny_cases(every):
                 if name == family:
                     outputs = whole.outputs[int(temperature)]
@@ -185,16 +190,27 @@ def _built(model: Any, place: Place | None) -> Assembly:
 
 
 @torch.inference_mode()
-def _logits(target: ArenaModel) -> Tensor:
-    tokens = torch.tensor([tiny.prompts(1)[0][:9]])
+def _read(target: ArenaModel) -> tuple[Tensor, Tensor]:
+    """Logits after the last tokens of ``TEXT``, and their states of a layer and after the final norm."""
+    tokens = torch.tensor([TEXT])
     arena = target.arena(1, 32, 4)
     target.extend(arena, tokens[:, :5], 0, 0)
     window = Window.chain(tokens[:, 5], tokens[:, 6:], tokens.new_tensor([3]))
-    return target.forward(arena, window, slice(0, 1), 5)[0].float()
+    logits, states = target.forward(arena, window, slice(0, 1), 5, TAPS)
+    return logits.float(), states
 
 
 def _apart(whole: Whole, cut: Assembly) -> float:
-    return float((whole.logits - _logits(cut.target)).abs().max())
+    return float((whole.logits - _read(cut.target)[0]).abs().max())
+
+
+def _wrong_states(whole: Whole, cut: Assembly) -> str:
+    logits, states = _read(cut.target)
+    try:
+        whole.unmodified.check(TEXT, TAPS, (states[0], logits[0]), "two ranks")
+    except AssertionError as error:
+        return str(error)
+    return ""
 
 
 def _compared(whole: Whole, expected: Sequence[Tokens], cut: Assembly, draft: str | None, work: list[Request]) -> Found:

@@ -20,6 +20,7 @@ import torch
 
 from specdec import Context, Draft, Env, Registry, Request, SpecdecError
 from specdec.runtime import Eager
+from specdec.taps import Taps
 
 KEY = "specdec_draft"
 """The key of vLLM's ``additional_config`` that names the draft; ``speculative_config`` takes no keys of others."""
@@ -221,7 +222,7 @@ def _built(registry: Registry, text: str, rows: int, longest: int, k: int, vocab
         draft = registry.draft(text, env)
     except SpecdecError as error:
         raise SpecdecError(f"{needs}: {error}. {_choices(registry)}") from error
-    if draft.needs_hidden or not draft.looks_up:
+    if Taps.of([draft]) or draft.needs_logits or not draft.looks_up:
         raise SpecdecError(f"{needs}: it is no lookup on the host. {_choices(registry)}")
     if draft.branches:
         raise SpecdecError(f"{needs}: it proposes trees, and a custom class proposes chains; leave out its branches")

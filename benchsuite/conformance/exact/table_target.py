@@ -19,6 +19,7 @@ from specdec import Context, Draft, Window
 from specdec.arena import Arena, LayerShape, Plan
 from specdec.interfaces import Backend
 from specdec.model import ArenaModel
+from specdec.taps import NO_LAYERS, Taps
 
 History = tuple[int, ...]
 Table = Callable[[History], Sequence[float]]
@@ -56,20 +57,26 @@ class Tabular(ArenaModel):
         self.device, self.dtype = torch.device("cpu"), torch.float64
         self.forwards = 0
 
-    def forward(self, arena: Arena, window: Window, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, arena: Arena, window: Window, rows: slice, longest: int, taps: Taps = NO_LAYERS
+    ) -> tuple[Tensor, Tensor]:
         """Return logits [B, W, V] of the distribution after the history that each slot sees; hidden states are 0."""
         plan = arena.plan(window, self.ops, rows, longest)
         self._write(plan, window.tokens)
         self.forwards += 1
         distributions = [[self.distribution(history) for history in row] for row in self._seen(plan)]
-        return torch.tensor(distributions, dtype=torch.float64).log(), torch.zeros(*window.tokens.shape, 1)
+        states = torch.zeros(*window.tokens.shape, 1)
+        return torch.tensor(distributions, dtype=torch.float64).log(), taps.gathered(
+            [states] * len(taps.layers), states
+        )
 
-    def extend(self, arena: Arena, tokens: Tensor, row: int, start: int) -> Tensor:
+    def extend(self, arena: Arena, tokens: Tensor, row: int, start: int, taps: Taps = NO_LAYERS) -> Tensor:
         """Write and commit prompt tokens [1, N]; return hidden states of 0."""
         window = Window.chain(tokens[:, 0], tokens[:, 1:], torch.tensor([tokens.shape[1] - 1]))
         self._write(arena.plan(window, self.ops, slice(row, row + 1), start), tokens)
         arena.committed[row] += tokens.shape[1]
-        return torch.zeros(*tokens.shape, 1)
+        states = torch.zeros(*tokens.shape, 1)
+        return taps.gathered([states] * len(taps.layers), states)
 
     def _write(self, plan: Plan, tokens: Tensor) -> None:
         at = plan.at(0)

@@ -285,6 +285,7 @@ def _torch_stands(log: LaunchLog) -> list[Stand]:
         (torch.cuda, "device_of", nullcontext),
         (torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=0)),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
+        (torch.cuda, "get_device_capability", lambda device=None: (9, 0)),
         (torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)),
         (torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=PROCESSORS)),
         (Tensor, "pin_memory", pin_memory),

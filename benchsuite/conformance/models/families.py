@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 SPAN = 24
@@ -71,15 +72,38 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 }
 """A config of each family; ``smollm2`` ties its embeddings, ``mistral`` has sliding layers only."""
 
+SPARSE: dict[str, Callable[[], PretrainedConfig]] = {
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **_COMMON, num_hidden_layers=3, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    ),
+}
+"""Mixtures of experts: transformers runs their experts, and our ops the rest."""
+
 WIDE: dict[str, Callable[[], PretrainedConfig]] = {
     "llama-16": lambda: LlamaConfig(**{**_COMMON, "hidden_size": 64, "head_dim": 16}, num_hidden_layers=2),
 }
 """Targets of other engines: the attention of some takes heads of 16 numbers or a multiple."""
 
 
-def build_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Return a random model of the family on the CPU; the same seed gives the same model."""
+def config_of(family: str, layers: int | None = None) -> PretrainedConfig:
+    """Return a family's config, with so many ``layers`` if that is said; their kinds then come in turn."""
+    config = (CONFIGS | SPARSE | WIDE)[family]()
+    if layers is not None:
+        kinds = getattr(config, "layer_types", None)
+        config.num_hidden_layers = layers
+        if kinds:
+            config.layer_types = [kinds[layer % len(kinds)] for layer in range(layers)]
+    return config
+
+
+def build_model(
+    family: str, seed: int = 0, dtype: torch.dtype = torch.float32, layers: int | None = None
+) -> PreTrainedModel:
+    """Return a random model of the family on the CPU, of ``layers`` as in ``config_of``; a seed has one model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config((CONFIGS | WIDE)[family](), dtype=torch.float32)
+        # torch's products of groups, transformers' default, take no float64.
+        more = {"experts_implementation": "eager"} if family in SPARSE else {}
+        config = config_of(family, layers)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **more)
     return model.eval().to(dtype)

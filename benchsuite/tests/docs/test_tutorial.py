@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchsuite.tests.pages import blocks, follow
+from benchsuite.tests.pages import blocks, files_written, follow
 from benchsuite.tests.rig import Python
 
 ROOT = Path(__file__).parents[3]
@@ -24,24 +24,15 @@ def sections() -> dict[str, str]:
 
 
 def files(last: str) -> dict[str, str]:
-    """The files that the tutorial lets the reader write, up to the end of a section: blocks after a line that ends in
-    ``name`` and a colon. A block after "Add to ``name``:" continues the file.
-    """
-    written: dict[str, str] = {}
-    for heading, text in sections().items():
-        for added, name, block in re.findall(
-            r"(^Add to )?`([\w.]+)`:\n\n```\w+\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
-        ):
-            written[name] = written[name] + block if added else block
-        if heading == last:
-            break
-    return written
+    """The files that the tutorial lets the reader write, up to the end of a section."""
+    found = sections()
+    return files_written("".join(list(found.values())[: list(found).index(last) + 1]))
 
 
 def test_its_files_are_the_examples() -> None:
-    written = files("A draft")
-    assert {"pyproject.toml", "example_repeat.py", "test_repeat.py"} <= written.keys()
-    for name, text in written.items():
+    made = files("A draft")
+    assert {"pyproject.toml", "example_repeat.py", "test_repeat.py"} <= made.keys()
+    for name, text in made.items():
         if (EXAMPLE / name).exists():
             assert (EXAMPLE / name).read_text(encoding="utf-8") == text, name
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLE.glob("*.*"))

@@ -24,12 +24,18 @@ class Noting(Draft):
     """A draft that notes every call; ``kept`` is what it keeps and ``finds`` what it proposes for each row."""
 
     def __init__(
-        self, kept: object = None, finds: Any = (), weight: int = 0, counts: Any = None, **flags: bool
+        self,
+        kept: object = None,
+        finds: Any = (),
+        weight: int = 0,
+        counts: Any = None,
+        **flags: Any,
     ) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.kept, self.finds, self.counts = kept, finds, counts or {}
         self.weight_bytes = weight
-        for name in ("looks_up", "needs_hidden", "small_ops", "learns", "branches"):
+        self.hidden_layers = flags.get("layers", ())
+        for name in ("looks_up", "needs_hidden", "needs_logits", "small_ops", "learns", "branches"):
             setattr(self, name, flags.get(name, False))
 
     def __getattribute__(self, name: str) -> Any:
@@ -84,6 +90,34 @@ def test_a_hybrid_passes_each_call_to_all_its_sources_and_hidden_states_to_those
     common = [("admit", 1, REQUEST, (5, 6)), ("release", 2, (5, 6, 7)), ("move", 3, 0, REQUEST, (5, 6)), ("forget",)]
     assert plain.calls == [*common, ("observe", window, verdict, None, False)]
     assert asking.calls == [*common, ("prefilled", 1, some, 4, hidden), ("observe", window, verdict, hidden, False)]
+
+
+def test_a_hybrid_gives_each_source_the_layers_and_logits_that_it_asked_for() -> None:
+    bare = Noting(looks_up=True)
+    final = Noting(looks_up=True, needs_hidden=True, needs_logits=True)
+    some = Noting(looks_up=True, layers=(1, 4))
+    every = Noting(layers=(2, 4), needs_hidden=True, needs_logits=True)
+    draft = hybrid_of(bare, final, some, every)
+    assert (draft.hidden_layers, draft.needs_hidden, draft.needs_logits) == ((1, 2, 4), True, True)
+    hidden, logits = torch.arange(24.0).view(1, 2, 4, 3), torch.ones(1, 2, 5)
+    verdict = replace(Verdict(*(torch.zeros(1, 1).long() for _ in range(3))), logits=logits)
+    window: Any = "a window"
+    draft.prefilled(1, window, 4, hidden)
+    draft.observe(window, verdict, hidden, True)
+    for source, places, reads in (
+        (bare, None, False),
+        (final, 3, True),
+        (some, [0, 2], False),
+        (every, [1, 2, 3], True),
+    ):
+        name, _, told, states, _ = source.calls.pop()
+        assert (name, told.logits is logits, told.path is verdict.path) == ("observe", reads, True)
+        assert told.logits is None or reads
+        given = [states, *(call[-1] for call in source.calls)]
+        assert [call[0] for call in source.calls] == ["prefilled"] * (places is not None)
+        assert all(one is None if places is None else torch.equal(one, hidden[:, :, places]) for one in given)
+    assert not hybrid_of(bare).needs_logits
+    assert hybrid_of(some, every).keep(0, (1, 2)) is None, "a source that reads layers keeps nothing"
 
 
 @pytest.mark.parametrize(
@@ -286,6 +320,9 @@ def test_an_oracle_declares_what_its_cost_declares(flag: bool) -> None:
     assert (draft.looks_up, draft.branches) == (False, False)
     alone = oracle_with(None)
     assert (alone.needs_hidden, alone.small_ops, alone.learns, alone.weight_bytes) == (False, True, False, 0)
+    reading = oracle_with(Noting(layers=(0, 3), needs_logits=flag))
+    assert (reading.hidden_layers, reading.needs_logits) == ((0, 3), flag)
+    assert (alone.hidden_layers, alone.needs_logits) == ((), False)
 
 
 def test_an_oracle_follows_its_script_from_where_the_output_stands_to_the_scripts_end() -> None:

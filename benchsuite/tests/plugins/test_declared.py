@@ -59,7 +59,7 @@ OPTIONS = {
 
 FLAGS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "draft": (
-        ("needs_hidden", "branches", "looks_up", "learns", "small_ops"),
+        ("needs_hidden", "needs_logits", "branches", "looks_up", "learns", "small_ops"),
         {
             "garbage": ("small_ops",),
             "medusa": ("needs_hidden",),

@@ -63,8 +63,9 @@ class Least(Draft):
 
 def test_a_draft_that_only_proposes_asks_for_nothing_remembers_nothing_and_moves_by_beginning_again() -> None:
     draft: Any = Least()
-    flags = ("needs_hidden", "branches", "looks_up", "learns", "small_ops", "weight_bytes")
-    assert [getattr(draft, name) for name in flags] == [False] * 5 + [0]
+    flags = ("needs_hidden", "needs_logits", "branches", "looks_up", "learns", "small_ops", "weight_bytes")
+    assert [getattr(draft, name) for name in flags] == [False] * 6 + [0]
+    assert draft.hidden_layers == ()
     assert type(draft.weight_bytes) is int
     draft.admit, draft.release = (
         lambda *given, name=name: draft.calls.append((name, *given)) for name in ("admit", "release")

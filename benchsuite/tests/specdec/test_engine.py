@@ -16,8 +16,9 @@ import torch
 from benchsuite.conformance.guards.read_guard import guarded_steps, only_engine_reads
 from benchsuite.conformance.models.tiny import ask, prompts, requests
 from benchsuite.tests.rig import DEVICES, Make, pairs_in_turn, slow_after
-from specdec import Context, Draft, Request, SamplingParams, SpecdecError, Window
+from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.devices import HostCopy, Stopwatch
+from specdec_plugins.drafts.garbage import Garbage
 
 STRATEGIES = [
     *itertools.product([None, "ngram", "draft_model", "garbage", "oracle(0.8)"], ["match", "rejection"]),
@@ -347,24 +348,33 @@ def test_an_engine_runs_again_after_a_run_that_failed(assemble: Make) -> None:
     assert [c.tokens for c in engine.run(requests())] == [build.plain(r) for r in requests()]
 
 
+class SeesStates(Garbage):
+    """Keeps the states of every token that stays in the text of the only row."""
+
+    needs_hidden = True
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.seen: list[torch.Tensor] = []
+
+    def prefilled(self, row: int, tokens: torch.Tensor, start: int, hidden: torch.Tensor) -> None:
+        self.seen.append(hidden[0])
+
+    def observe(self, window: Window, verdict: Verdict, hidden: torch.Tensor | None, own: bool) -> None:
+        assert hidden is not None
+        self.seen.append(hidden[0, : verdict.num_accepted[0] + 1])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_hidden_states_come_for_every_target_forward(device: str, assemble: Make) -> None:
-    build = assemble(device=device)
-    engine = build.engine("garbage", k=2)
-    assert engine.draft is not None
-    seen: list[torch.Tensor] = []
-    object.__setattr__(engine.draft, "needs_hidden", True)
-    object.__setattr__(engine.draft, "prefilled", lambda row, tokens, start, hidden: seen.append(hidden[0]))
-    object.__setattr__(
-        engine.draft,
-        "observe",
-        lambda window, verdict, hidden, own: seen.append(hidden[0, : verdict.num_accepted[0] + 1]),
-    )
+    build = assemble(device=device, extra=(("draft", "sees_states", SeesStates),))
+    engine = build.engine("sees_states", k=2)
+    assert isinstance(engine.draft, SeesStates)
     request = requests()[0]
     done = engine.run([request])[0]
     ids = torch.tensor([[*request.prompt, *done.tokens[:-1]]], device=device)
     expected = build.target.twin().base_model(ids, use_cache=False).last_hidden_state[0]
-    torch.testing.assert_close(torch.cat(seen), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(engine.draft.seen), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

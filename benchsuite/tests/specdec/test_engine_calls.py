@@ -226,9 +226,9 @@ def test_a_forward_is_told_the_number_of_committed_tokens_and_no_less(
     told: list[tuple[int, int]] = []
     forward = engine.target.forward
 
-    def watched(arena: Arena, window: Window, rows: slice, longest: int) -> Any:
+    def watched(arena: Arena, window: Window, rows: slice, longest: int, *taps: Any) -> Any:
         told.append((longest, int(arena.committed[rows].max())))
-        return forward(arena, window, rows, longest)
+        return forward(arena, window, rows, longest, *taps)
 
     monkeypatch.setattr(engine.target, "forward", watched)
     engine.run([_request(0, (1,), 3), _request(1, (5, 6, 7, 8), 2)])

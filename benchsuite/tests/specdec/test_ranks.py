@@ -128,6 +128,12 @@ def test_logits_of_two_ranks_lie_within_the_bound_of_certified_ties(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ranks_rig.FAMILIES)
+def test_every_rank_has_the_whole_states_of_a_layer(family: str, ranked_outputs: list[dict[str, Any]]) -> None:
+    assert [found[f"{family} states"] for found in ranked_outputs] == ["", ""]
+
+
+@pytest.mark.slow
 @pytest.mark.deep
 def test_smollm2_over_two_ranks_emits_the_tokens_of_one_process(run: Run, tmp_path: Path) -> None:
     done = run("-c", "from benchsuite.tests.ranks_rig import *; ranked_smollm2()")

@@ -39,6 +39,7 @@ ALONE = {
     "beams": "a beam's copy lacks the last committed cell",
     "files": "the half line that a kill left in the results stays there",
     "lengths": "row 0's K is used for all rows",
+    "states": "a tap is one layer off",
 }
 """For each layer a mutant that no other layer finds."""
 

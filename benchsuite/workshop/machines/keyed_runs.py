@@ -21,6 +21,7 @@ from benchsuite.judge.fidelity import chi_square
 from benchsuite.judge.sources import Always
 from specdec import Context, Draft, Engine, Policy, Request, SamplingParams, Window
 from specdec.arena import Arena
+from specdec.taps import NO_LAYERS, Taps
 from specdec_kernels.reference import Reference
 from specdec_plugins.chain import Chain
 
@@ -32,7 +33,9 @@ class OneTable(Tabular):
         super().__init__(lambda history: shares.tolist(), len(shares), ops)
         self._logits = shares.log()
 
-    def forward(self, arena: Arena, window: Window, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, arena: Arena, window: Window, rows: slice, longest: int, taps: Taps = NO_LAYERS
+    ) -> tuple[Tensor, Tensor]:
         """Return logits [B, W, V], the same in every slot; hidden states are 0."""
         return self._logits.expand(*window.tokens.shape, -1), torch.zeros(*window.tokens.shape, 1)
 

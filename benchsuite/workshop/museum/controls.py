@@ -65,8 +65,8 @@ CONTROLS = (
         "the logits of wide windows differ in their last bits",
         (
             "specdec.model:ArenaModel.forward",
-            "return out.logits, seen[0]",
-            "return out.logits * (1 + 1e-7 * (window.tokens.shape[1] > 1)), seen[0]",
+            "return out.logits, taps",
+            "return out.logits * (1 + 1e-7 * (window.tokens.shape[1] > 1)), taps",
         ),
     ),
 )

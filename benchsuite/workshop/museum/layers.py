@@ -40,6 +40,7 @@ from benchsuite.workshop.machines.keyed_runs import chance_of_tokens, keyed_toke
 from benchsuite.workshop.machines.processed import slots_beside_transformers
 from benchsuite.workshop.machines.renamed import shuffled_draft
 from benchsuite.workshop.machines.uneven_runs import uneven_run
+from benchsuite.workshop.museum.states import given_states
 from specdec import (
     Completion,
     Context,
@@ -542,4 +543,5 @@ LAYERS: dict[str, Callable[[], None]] = {
     "beams": beams,
     "files": request_files,
     "lengths": uneven_run,
+    "states": given_states,
 }

@@ -12,7 +12,9 @@ from benchsuite.workshop.museum.places import (
     MEMORY,
     PACK,
     PENALISED,
+    PROCESS,
     REFERENCE,
+    STEP,
     TRANSLATED,
 )
 
@@ -461,5 +463,45 @@ OURS = (
             "self.live[row] = self.live[source]",
             "left, self.live[row] = self.live[row].counts, self.live[source]; self.live[row].counts = left",
         ),
+    ),
+    mutant(
+        "ours",
+        "a tap is one layer off",
+        "states",
+        ("specdec.model:ArenaModel._tapped", "stack[layer].register", "stack[max(layer - 1, 0)].register"),
+    ),
+    mutant(
+        "ours",
+        "a run of layers that one op computes goes on past a tap",
+        "states",
+        ("specdec.swap:Swap._stack", "if indices[i] in tapped), len(indices))", "if not indices), len(indices))"),
+    ),
+    mutant(
+        "ours",
+        "a draft is given the states of the step before",
+        "states",
+        (
+            STEP,
+            "hidden = forward.hidden if self.queue.taps else None",
+            "before = self.__dict__.get('before', forward.hidden)\n"
+            "            hidden = before if before.shape == forward.hidden.shape else forward.hidden\n"
+            "            self.before = forward.hidden",
+        ),
+    ),
+    mutant(
+        "ours",
+        "the last accepted slot's state is that of a rejected one",
+        "states",
+        (
+            "specdec.messages:Verdict.last",
+            "self.path.gather(1, self.num_accepted[:, None])",
+            "torch.full_like(self.path[:, :1], states.shape[1] - 1)",
+        ),
+    ),
+    mutant(
+        "ours",
+        "a draft that asks for logits is given processed ones",
+        "states",
+        (STEP, "logits=forward.logits)", f"logits={PROCESS.replace('logits', 'forward.logits')})"),
     ),
 )

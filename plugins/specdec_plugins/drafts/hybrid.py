@@ -15,6 +15,7 @@ from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hook
 from specdec.devices import uploaded
 from specdec.interfaces import DraftFactory, Env
 from specdec.lists import split_list
+from specdec.taps import Taps
 
 
 class Hybrid(Draft):
@@ -50,7 +51,9 @@ class Hybrid(Draft):
         self._drafted = False  # whether the last source alone made this hybrid's last window
         self._few = torch.zeros(env.max_rows, dtype=torch.int64, device=env.target.device)
         self.looks_up = not self._rest
-        self.needs_hidden = any(draft.needs_hidden for draft in drafts)
+        self._taps, self._asked = Taps.of(drafts), [Taps.of([draft]) for draft in drafts]
+        self.needs_hidden, self.hidden_layers = self._taps.final, self._taps.layers
+        self.needs_logits = any(draft.needs_logits for draft in drafts)
         self.small_ops = all(draft.small_ops for draft in drafts)
         self.learns = any(draft.learns for draft in drafts)
         # Lookups have no weights, so this is the last source's number, and so is the count of forwards.
@@ -69,7 +72,7 @@ class Hybrid(Draft):
     def keep(self, row: int, tokens: tuple[int, ...]) -> object:
         """What each source keeps; None if one that needs hidden states keeps nothing."""
         kept = [source.keep(row, tokens) for source in self._sources]
-        lost = any(k is None and source.needs_hidden for k, source in zip(kept, self._sources, strict=True))
+        lost = any(k is None and asked for k, asked in zip(kept, self._asked, strict=True))
         return None if lost else kept
 
     def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
@@ -87,16 +90,21 @@ class Hybrid(Draft):
             draft.move(source, row, request, tokens)
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """Pass the hidden states to the sources that need them."""
-        for source in self._sources:
-            if source.needs_hidden:
-                source.prefilled(row, tokens, start, hidden)
+        """Pass to each source the hidden states that it needs."""
+        for source, asked in zip(self._sources, self._asked, strict=True):
+            if (states := self._taps.part(hidden, asked)) is not None:
+                source.prefilled(row, tokens, start, states)
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
-        """All sources observe the verdict; the window is the last source's own if no lookup found any of it."""
-        for source in self._sources:
+        """All sources observe the verdict; the window is the last source's own if no lookup found any of it.
+
+        Each gets the states and logits that it needs.
+        """
+        for source, asked in zip(self._sources, self._asked, strict=True):
             theirs = own and self._drafted and source in self._rest
-            source.observe(window, verdict, hidden if source.needs_hidden else None, theirs)
+            states = None if hidden is None else self._taps.part(hidden, asked)
+            bare = self.needs_logits and not source.needs_logits
+            source.observe(window, replace(verdict, logits=None) if bare else verdict, states, theirs)
 
     def forget(self) -> None:
         """All sources forget."""

@@ -44,6 +44,7 @@ class Oracle(Draft):
             if self._cost.branches:
                 raise SpecdecError(f"the cost {cost!r} of oracle proposes trees; expected a draft of chains")
             self.needs_hidden, self.learns = self._cost.needs_hidden, self._cost.learns
+            self.hidden_layers, self.needs_logits = self._cost.hidden_layers, self._cost.needs_logits
             self.weight_bytes = self._cost.weight_bytes
         self.small_ops = self._cost is None or self._cost.small_ops
         self._scripts: dict[int, tuple[int, ...]] = {}
