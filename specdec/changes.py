@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from types import MappingProxyType
+from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, TypeVar, cast
 
 from specdec.errors import SpecdecError
@@ -67,9 +69,14 @@ def since(name: str) -> str:
     return f": since {change.since} {change.says}" if change else ""
 
 
+_called: dict[str, tuple[str, inspect.Signature]] = {}
+"""The methods that plugins call and that have changed, by name: of each its key in ``CHANGES`` and its signature."""
+
+
 class Interface:
-    """Base of what plugins implement. A class with a method that does not take what the engine calls it with, or that
-    the engine no longer calls, is refused with SpecdecError when it is made: the error says what changed."""
+    """Base of what plugins implement. A class is refused with SpecdecError, which says what changed, when it is made if
+    one of its methods does not take what it is called with, is no longer called, or calls a method of a context as that
+    was once called (as far as its source shows)."""
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
@@ -79,6 +86,9 @@ class Interface:
                 for name, method in vars(base).items():
                     if inspect.isfunction(method) and not name.startswith("_"):
                         _refuse_signature(cls, base, name, method)
+                for written in vars(cls).values():
+                    if inspect.isfunction(written) and _mentioned(written.__code__) & _called.keys():
+                        _refuse_calls(cls, base, written)
 
 
 def _refuse_gone(cls: type, base: type) -> None:
@@ -105,6 +115,46 @@ def _refuse_signature(cls: type, base: type, name: str, method: Callable[..., An
         ) from None
 
 
+def _refuse_calls(cls: type, base: type, written: FunctionType) -> None:
+    """Refuse a method whose source calls a method of its context otherwise than that takes."""
+    for call, method in _context_calls(written):
+        key, signature = _called[method]
+        try:
+            signature.bind(None, *call.args, **{str(keyword.arg): keyword for keyword in call.keywords})
+        except TypeError:
+            raise SpecdecError(
+                f"{written.__name__} of the {_named(cls, base)} calls {ast.unparse(call)}; expected "
+                f"{_parameters(signature)}{since(key)}. Write: {CHANGES[key].write}"
+            ) from None
+
+
+def _context_calls(written: FunctionType) -> Iterator[tuple[ast.Call, str]]:
+    """The calls of ``_called`` on a parameter that is a context, with their methods; none without a source."""
+    try:
+        [function] = ast.parse(textwrap.dedent(inspect.getsource(written))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return
+    if not isinstance(function, ast.FunctionDef):
+        return
+    shown = {one.arg: ast.unparse(one.annotation) if one.annotation else one.arg for one in function.args.args}
+    contexts = {name for name, text in shown.items() if text.strip("'\"").rpartition(".")[2] in ("context", "Context")}
+    for node in ast.walk(function):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=method)):
+                spread = any(isinstance(one, ast.Starred) for one in node.args)
+                if owner in contexts and method in _called and not spread and all(one.arg for one in node.keywords):
+                    yield node, method
+
+
+def _mentioned(code: CodeType) -> set[str]:
+    """The attributes that a function names, and those that the functions inside it do."""
+    return {*code.co_names}.union(*(_mentioned(one) for one in code.co_consts if isinstance(one, CodeType)))
+
+
+def _parameters(signature: inspect.Signature) -> str:
+    return f"({', '.join([*signature.parameters][1:])})"
+
+
 def _named(cls: type, base: type) -> str:
     return f"{base.__name__.lower()} {cls.__module__}.{cls.__qualname__}"
 
@@ -116,9 +166,10 @@ def _shown(signature: inspect.Signature) -> str:
 def tells_change(method: F) -> F:
     """Have a method that plugins call say what changed when it is called as in an earlier interface: SpecdecError.
 
-    It stands in ``CHANGES`` by its qualified name.
+    It stands in ``CHANGES`` by its qualified name. Classes whose source shows such a call are refused.
     """
     signature, name = inspect.signature(method), method.__qualname__
+    _called[method.__name__] = name, signature
 
     @wraps(method)
     def call(*given: Any, **named: Any) -> Any:
@@ -128,9 +179,9 @@ def tells_change(method: F) -> F:
             try:
                 signature.bind(*given, **named)
             except TypeError as error:
-                wanted = ", ".join([*signature.parameters][1:])
                 raise SpecdecError(
-                    f"{name} was called otherwise than ({wanted}) ({error}){since(name)}. Write: {CHANGES[name].write}"
+                    f"{name} was called otherwise than {_parameters(signature)} ({error}){since(name)}. "
+                    f"Write: {CHANGES[name].write}"
                 ) from None
             raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 
 import specdec
-from benchsuite import conformance
 from benchsuite.conformance.models.families import build_model
 from benchsuite.conformance.models.tiny import requests
 from specdec import Backend, Controller, Draft, Policy, Registry, SamplingParams, SpecdecError, catalog, interfaces
@@ -223,15 +223,55 @@ def test_a_call_of_an_earlier_interface_says_what_changed(filled: dict[str, str]
     assert str(refused.value) == said
 
 
-@pytest.mark.slow
-def test_the_kit_says_it_in_every_check_that_asks_such_a_draft() -> None:
-    old = made_plugin(FIRST, **{**NOW, "processed": BEFORE["processed"]})
-    checks = conformance.draft("uniform", factory=vars(old)["Uniform"])
-    from benchsuite.conformance.claims import failures
+CALLS = [
+    ("context.process(logits, parents, tokens)", "(logits, after): since 0.1 after stands for parents and tokens"),
+    ("context.process(logits, parents=a, tokens=b)", "(logits, after): since 0.1 after stands for parents and tokens"),
+    ("[context.process(a, b, c) for a in logits]", "(logits, after): since 0.1 after stands for parents and tokens"),
+    ("context.propose_token(logits, position, 1)", "(logits, position): since 0.1 every step has new noise"),
+    ("context.process(logits, window)", None),
+    ("context.process(logits, after=window)", None),
+    ("context.process(*logits)", None),
+    ("context.process(**logits)", None),
+    ("context.ops.process(logits, params, paths)", None),
+    ("self.process(logits, parents, tokens)", None),
+    ("other.process(logits, parents, tokens)", None),
+]
 
-    found = dict(failures(checks, only="claims|well_formed|output"))
-    assert found
-    assert all("since 0.1 after stands for parents and tokens" in message for message in found.values()), found
+
+@pytest.mark.parametrize("parameter", ["context", "context: Context", "context: 'specdec.Context'"])
+@pytest.mark.parametrize(("call", "said"), CALLS, ids=[call for call, _ in CALLS])
+def test_a_call_of_an_earlier_interface_is_refused_where_the_source_shows_it(
+    call: str, said: str | None, parameter: str, tmp_path: Path
+) -> None:
+    source = f"""
+        from specdec import Context, Draft
+
+        class Mine(Draft):
+            def propose(self, {parameter}):
+                return self._drawn(context)
+
+            def _drawn(self, {parameter}):
+                return {call}
+    """
+    file = tmp_path / "mine.py"
+    file.write_text(textwrap.dedent(source))
+    code = compile(file.read_text(), str(file), "exec")
+    if said is None:
+        exec(code, {"__name__": "mine"})
+        return
+    with pytest.raises(SpecdecError) as refused:
+        exec(code, {"__name__": "mine"})
+    shown = call.strip("[]").partition(" for ")[0]
+    assert str(refused.value).startswith(f"_drawn of the draft mine.Mine calls {shown}; expected {said}")
+
+
+def test_a_context_of_another_kind_is_nobodys_concern(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    text = "from specdec import Policy\n\nclass Mine(Policy):\n"
+    text += "    def _own(self, context: Mine, process: int): return context.process(1, 2, 3)\n"
+    text += "    def _other(self, pool): return pool.process(1, 2, 3)\n"
+    file.write_text(f"from __future__ import annotations\n{text}")
+    exec(compile(file.read_text(), str(file), "exec"), {"__name__": "mine"})
 
 
 def test_a_type_error_of_a_methods_own_stays_one() -> None:
