@@ -50,10 +50,6 @@ CERTIFIED = (
 )
 """Ways in which servers are certified, with the options of ``pytest -m serving``."""
 
-ECHOES = ("vllm",)
-"""Engines whose server reads a text of completions with its log-probabilities. Of others, and of chat, the target
-itself judges what was sampled."""
-
 Say = Callable[[str], None]
 Run = Callable[[Sequence[str]], int]
 """Runs a command, which prints; returns its exit code."""
@@ -64,8 +60,9 @@ class EnginesPlan:
     """What is run.
 
     ``engines``: those with a server; ``into``: the folder of all environments. ``prompts`` of each of the
-    ``workloads``, with ``max_new_tokens`` each. ``known``: K and further settings of contenders by their names, so that
-    none are searched for, and an engine's own where one is not named. ``certified``: whether servers are certified.
+    ``workloads``, with ``max_new_tokens`` each, at ``temperature`` in the table. ``known``: K and further settings of
+    contenders by their names, so that none are searched for, and an engine's own where one is not named.
+    ``certified``: whether servers are certified.
     ``python`` runs the suite: that of the environment ``peers`` has the engines with an interface of Python.
     ``results``: the folder of results. ``port``: the first server's; each further one has the next.
     """
@@ -80,6 +77,7 @@ class EnginesPlan:
     max_new_tokens: int
     known: Mapping[str, tuple[int | None, tuple[str, ...]]] | None = None
     certified: bool = True
+    temperature: str = "0"
     contenders: tuple[Contender, ...] = CONTENDERS
     port: int = 8600
 
@@ -243,7 +241,7 @@ def _main_job(plan: EnginesPlan, peers: Sequence[str], started: Sequence[Running
     return [
         *(plan.python, "-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--benchmark-quiet"),
         *("--specdec-target", plan.model, "--specdec-arm", OURS_HERE, "--specdec-peer", ", ".join(rows)),
-        *("--specdec-across", "dtype,compile", *_shared(plan)),
+        *("--specdec-temperature", plan.temperature, "--specdec-across", "dtype,compile", *_shared(plan)),
     ]
 
 
@@ -262,8 +260,9 @@ def _certify(
         return 0
     say(f"\n{title}")
     endpoints = ",".join(f"{one.endpoint.name}={one.endpoint.url}" for one in mine)
-    unread = "chat" in options or mine[0].contender.engine not in ECHOES
-    judge = ("--specdec-certify-by", plan.model) if unread and "1" in options else ()
+    # The target itself judges what was sampled: with its long lists few tokens show a filter, and llama.cpp's server
+    # reads no text with log-probabilities.
+    judge = ("--specdec-certify-by", plan.model) if "--specdec-temperature" in options else ()
     job = (plan.python, "-m", "pytest", "--pyargs", "benchsuite.test_serving", "-m", "serving", "--benchmark-quiet")
     return run([*job, "--specdec-endpoint", endpoints, "--specdec-concurrency", "1", *options, *judge, *_shared(plan)])
 

@@ -39,6 +39,7 @@ def add_engines(commands: Any) -> None:
     compared.add_argument("--workload", default=kinds, help=f"kinds of text {SHOWN}")
     compared.add_argument("--prompts", default="3", help=f"of each kind {SHOWN}")
     compared.add_argument("--max-new-tokens", default="48", help=f"tokens of an answer {SHOWN}")
+    compared.add_argument("--temperature", default="0", help=f"of the table; certificates have both {SHOWN}")
     compared.add_argument("--results", type=Path, default="results", help=f"the folder of results {SHOWN}")
     known = "a file of settings that a search has written, or none: each engine's own"
     compared.add_argument("--settings", metavar="FILE", help=f"{known}; default: they are searched for")
@@ -103,6 +104,7 @@ def _bench(given: argparse.Namespace) -> None:
         values.whole_number(given.max_new_tokens, "--max-new-tokens"),
         known,
         not given.no_certificates,
+        given.temperature,
     )
     try:
         with interrupting_signals():

@@ -141,6 +141,12 @@ def unclear(top: Sequence[tuple[str, float]], text: str) -> bool:
     return "\ufffd" in text or sum(listed == text for listed, _ in top) > 1
 
 
+def unclear_list(top: Sequence[tuple[str, float]]) -> bool:
+    """Whether any text of a list may be several tokens."""
+    texts = [text for text, _ in top]
+    return len({*texts}) < len(texts) or any("\ufffd" in text for text in texts)
+
+
 def drifts(plain: Sequence[Token], other: Sequence[Token], bound: Bound) -> list[tuple[int, float]]:
     """Return the places, up to the first different token, whose lists are further apart than the bound, and how far.
 

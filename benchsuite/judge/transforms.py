@@ -15,7 +15,7 @@ arXiv 2210.01948 (mixtures of such ratios as tests).
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, log, sqrt
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.judge.fidelity import BINS, evenness
-from benchsuite.judge.logprob_ties import HALF_A_NAT, unclear
+from benchsuite.judge.logprob_ties import HALF_A_NAT, unclear_list
 from benchsuite.judge.ville import ville_p
 from specdec_plugins.endpoints.replies import Token
 
@@ -115,31 +115,42 @@ class ServedSample:
 
         Example: ``sample.tokens_for(1.2)`` for 1.2 times the temperature.
         """
-        chances = self._chances
-        hot = chances ** (1 / factor)
-        hot /= hot.sum(dim=1, keepdim=True)
-        ratios = torch.where(chances > 0, (hot / chances).log(), 0.0)
-        means = (hot * ratios).sum(dim=1)
+        lists = self._lists
+        hot = lists.heated(factor)
+        return self._needed(hot, torch.where(lists.chances > 0, hot / lists.chances, 1.0), probability)
+
+    def tokens_for_nucleus(self, most: float, probability: float = 0.99) -> float:
+        """Return how many tokens like these would find a ``top_p`` so surely, one of ``TOP_PS``.
+
+        Example: ``sample.tokens_for_nucleus(0.95)``
+        """
+        lists = self._lists
+        kept = lists.until(most)
+        inside = torch.where(kept, lists.chances, 0.0)
+        return self._needed(inside / inside.sum(dim=1, keepdim=True), lists.passed(kept), probability)
+
+    def _needed(self, other: Tensor, rates: Tensor, probability: float) -> float:
+        """How many tokens of ``other`` distributions [N, L] are found by their ``rates``."""
+        ratios = rates.log()
+        means = (other * ratios).sum(dim=1)
         gain = float(means.sum())
         if gain <= 0:
             return float("inf")
-        wide = float((hot * (ratios - means[:, None]) ** 2).sum())
+        wide = float((other * (ratios - means[:, None]) ** 2).sum())
         # The sum over n tokens is about normal: n gain/N - z sqrt(n wide/N) must reach the threshold.
         threshold = log(ALTERNATIVES / FALSE_ALARM_OF_RATIOS)
         reach = NormalDist().inv_cdf(probability) * sqrt(wide)
         return self.tokens * ((reach + sqrt(reach**2 + 4 * gain * threshold)) / (2 * gain)) ** 2
 
     @cached_property
-    def _chances(self) -> Tensor:
-        """The lists' probabilities, float64 [tokens, longest], with zeros behind the ends of shorter ones."""
-        rows = [torch.tensor(one, dtype=torch.float64) for one in self.lists]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 1)
+    def _lists(self) -> _Lists:
+        return _Lists.of(self.lists)
 
     def _finds(self, factor: float, probability: float) -> bool:
         return self.tokens_for(factor, probability) <= self.tokens
 
 
-def read_tokens(outputs: Sequence[Sequence[Token]], seed: int = 0, most: int = 5) -> ServedSample:
+def read_tokens(outputs: Sequence[Sequence[Token]], seed: int = 0) -> ServedSample:
     """Return what plain's lists say of the tokens of outputs, sampled at temperature 1 without filters.
 
     ``outputs``: each token with plain's own log-probability and list at its place. Likelier tokens come first; a token
@@ -147,77 +158,94 @@ def read_tokens(outputs: Sequence[Sequence[Token]], seed: int = 0, most: int = 5
     Tokens without a list are left out, and those whose list has a text that may be several tokens: the list alone
     decides, not what was drawn, so that the others keep their law. Outputs must be of different requests with different
     seeds: a copy is the same evidence again. A copy cannot be told here, because honest short outputs coincide, and to
-    drop these would favour rare tokens. ``most``
-    entries of a list are used: a server may append a drawn token that is not among the likeliest (vLLM's
-    ``SamplingParams.logprobs``: "up to logprobs+1 elements"), and a list must not depend on what was drawn.
+    drop these would favour rare tokens. A list must not depend on what was drawn either: of a server that appends a
+    drawn token which is not among the likeliest, the caller leaves it out.
     """
     dice = random.Random(seed)
-    bins, surplus, ratios = [0] * BINS, 0.0, [0.0] * ALTERNATIVES
-    lists: list[tuple[float, ...]] = []
-    for token in (token for output in outputs for token in output if token.top):
-        top = token.top[:most]
-        if any(unclear(top, text) for text, _ in top):
-            continue
-        chances = [exp(chance) for _, chance in top]
+    judged = [token for output in outputs for token in output if token.top and not unclear_list(token.top)]
+    if not judged:
+        return ServedSample((0,) * BINS, 0.0, (0.0,) * ALTERNATIVES, ())
+    lists, places = [], []
+    for token in judged:
+        chances = [exp(chance) for _, chance in token.top]
         chances.append(max(LEAST_REST, 1 - sum(chances)))
         whole = sum(chances)
-        chances = [chance / whole for chance in chances]
-        place = next((n for n, (text, _) in enumerate(top) if text == token.text), len(top))
-        share = min(sum(chances[:place]) + dice.random() * chances[place], 1 - 1e-12)
-        bins[int(share * BINS)] += 1
-        surplus += log(chances[place]) - sum(chance * log(chance) for chance in chances)
-        own = exp(token.logprob) if place == len(top) and token.logprob is not None else None
-        for n, ratio in enumerate(_alternatives(chances, place, own)):
-            ratios[n] += log(ratio)
-        lists.append(tuple(chances))
-    return ServedSample(tuple(bins), surplus, tuple(ratios), tuple(lists))
+        lists.append(tuple(chance / whole for chance in chances))
+        places.append(next((n for n, (text, _) in enumerate(token.top) if text == token.text), len(token.top)))
+    read = _Lists.of(lists)
+    place = torch.tensor(places)[:, None]
+    mine = read.chances.gather(1, place)[:, 0]
+    shares = torch.tensor([dice.random() for _ in judged], dtype=torch.float64)
+    below = read.chances.cumsum(dim=1).gather(1, place)[:, 0] - mine
+    bins = ((below + shares * mine).clamp(max=1 - 1e-12) * BINS).long().bincount(minlength=BINS)
+    surplus = (mine.log() - torch.special.xlogy(read.chances, read.chances).sum(dim=1)).sum()
+    own = torch.tensor(
+        [
+            exp(token.logprob) if at == len(token.top) and token.logprob is not None else float("nan")
+            for token, at in zip(judged, places, strict=True)
+        ],
+        dtype=torch.float64,
+    )
+    ratios = [float(ratio.log().sum()) for ratio in read.alternatives(place, own)]
+    return ServedSample(tuple(bins.tolist()), float(surplus), tuple(ratios), tuple(lists))
 
 
-def _heated(chances: Sequence[float], factor: float) -> list[float]:
-    """The probabilities at ``factor`` times the temperature; everything outside of a list is taken for one token."""
-    powers = [chance ** (1 / factor) for chance in chances]
-    whole = sum(powers)
-    return [power / whole for power in powers]
+@dataclass(frozen=True)
+class _Lists:
+    """Probabilities of lists: ``chances`` float64 [N, L], likeliest first, then that of the rest at ``rest`` int64
+    [N, 1], then zeros."""
 
+    chances: Tensor
+    rest: Tensor
 
-def _alternatives(chances: Sequence[float], place: int, own: float | None) -> list[float]:
-    """The likelihood of the token at ``place`` under each alternative, over its own. The expectation of each, for
-    tokens of these ``chances``, is 1, or less for ``REPLACED``. ``own``: the probability of a token that is not
-    listed."""
-    heated = [_heated(chances, factor)[place] / chances[place] for factor in HEATS]
-    kept = [_until(chances, most) for most in TOP_PS] + [_above(chances, least) for least in MIN_PS]
-    filtered = [1.0 if count is None else _passing(sum(chances[:count]), place < count) for count in kept]
-    # Any token: a listed one has one name of so many; all that are not listed have the others.
-    strange = 1 / NAMES_AT_MOST
-    if place < len(chances) - 1:
-        rate = strange / chances[place]
-    elif own is not None:
-        rate = strange / max(own, 1e-18)
-    else:
-        rate = (1 - (len(chances) - 1) * strange) / chances[place]
-    replaced = [1 - share + share * rate for share in REPLACED]
-    led = [1 - share + (share / chances[0] if place == 0 else 0.0) for share in LED]
-    near = len(chances) > 2 and chances[1] >= chances[0] * exp(-HALF_A_NAT)
-    led += [1 - share + (share / chances[1] if place == 1 else 0.0) if near else 1.0 for share in SECOND]
-    return heated + filtered + replaced + led
+    @staticmethod
+    def of(lists: Sequence[Sequence[float]]) -> _Lists:
+        rows = [torch.tensor(one, dtype=torch.float64) for one in lists]
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 1)
+        return _Lists(padded.double(), torch.tensor([len(one) - 1 for one in lists], dtype=torch.int64)[:, None])
 
+    def heated(self, factor: float) -> Tensor:
+        """The probabilities at ``factor`` times the temperature; everything outside of a list is one token."""
+        powers: Tensor = self.chances ** (1 / factor)
+        return powers / powers.sum(dim=1, keepdim=True)
 
-def _until(chances: Sequence[float], most: float) -> int | None:
-    """How many of the likeliest tokens a ``top_p`` keeps; None where it may keep some that are not listed."""
-    total = 0.0
-    for count, chance in enumerate(chances[:-1], 1):
-        total += chance
-        if total >= most:
-            return count
-    return None
+    def until(self, most: float) -> Tensor:
+        """bool [N, L]: the tokens that a ``top_p`` keeps; all where it may keep some that are not listed."""
+        listed = self.chances.scatter(1, self.rest, 0.0)
+        through = listed.cumsum(dim=1)
+        return (through - listed < most) | (through[:, -1:] < most)
 
+    def above(self, least: float) -> Tensor:
+        """bool [N, L]: the tokens that a ``min_p`` keeps; all where it may keep some that are not listed."""
+        kept = self.chances >= least * self.chances[:, :1]
+        last = kept.gather(1, (self.rest - 1).clamp(min=0))
+        return kept.scatter(1, self.rest, False) | last
 
-def _above(chances: Sequence[float], least: float) -> int | None:
-    """How many of the likeliest tokens a ``min_p`` keeps; None where it may keep some that are not listed."""
-    count = sum(chance >= least * chances[0] for chance in chances[:-1])
-    return count if count < len(chances) - 1 else None
+    def passed(self, kept: Tensor) -> Tensor:
+        """[N, L]: how much likelier tokens are where a filter keeps some of a list, and lets a share of all through."""
+        mass = torch.where(kept, self.chances, 0.0).sum(dim=1, keepdim=True)
+        filtered = PASSING + torch.where(kept, (1 - PASSING) / mass, 0.0)
+        return torch.where(kept.all(dim=1, keepdim=True), 1.0, filtered)
 
+    def alternatives(self, place: Tensor, own: Tensor) -> Iterator[Tensor]:
+        """For each alternative the likelihood [N] of the tokens at ``place`` int64 [N, 1] over that under the lists.
 
-def _passing(kept: float, inside: bool) -> float:
-    """The likelihood of a token where a filter keeps a mass and lets a share of all through, over plain's."""
-    return PASSING + (1 - PASSING) / kept if inside else PASSING
+        The expectation of each, for tokens of the lists, is 1, or less for ``REPLACED``. ``own`` float64 [N]: the
+        probability of a token that is not listed, NaN where it is listed or unknown."""
+        mine = self.chances.gather(1, place)[:, 0]
+        for factor in HEATS:
+            yield self.heated(factor).gather(1, place)[:, 0] / mine
+        for kept in [*map(self.until, TOP_PS), *map(self.above, MIN_PS)]:
+            yield self.passed(kept).gather(1, place)[:, 0]
+        # Any token: a listed one has one name of so many; all that are not listed have the others.
+        strange = 1 / NAMES_AT_MOST
+        names = torch.where(place == self.rest, 1 - self.rest * strange, strange)[:, 0]
+        rate = torch.where(own.isnan(), names / mine, strange / own.clamp(min=1e-18))
+        for share in REPLACED:
+            yield 1 - share + share * rate
+        first, second = (torch.where(place[:, 0] == n, 1 / self.chances[:, n], 0.0) for n in (0, 1))
+        for share in LED:
+            yield 1 - share + share * first
+        near = (self.rest[:, 0] > 1) & (self.chances[:, 1] >= self.chances[:, 0] * exp(-HALF_A_NAT))
+        for share in SECOND:
+            yield torch.where(near, 1 - share + share * second, 1.0)

@@ -1,7 +1,8 @@
 """A proxy that puts a fault before a server that has none: ``python -m benchsuite.tests.faulty_proxy``.
 
 ``changed``: one token in a hundred of an answer is another, whenever its prompt is asked for. ``hotter``: requests
-that sample have 1.2 times their temperature. ``nucleus``: they have ``top_p`` 0.95.
+that sample have 1.2 times their temperature. ``nucleus``: they have ``top_p`` 0.95. ``slower``: an answer takes
+three times as long.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import argparse
 import hashlib
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -21,7 +23,10 @@ EVERY = 100
 
 INSTEAD = " the"
 
-FAULTS = ("none", "changed", "hotter", "nucleus")
+SLOWER = 3
+"""An answer takes so many times as long."""
+
+FAULTS = ("none", "changed", "hotter", "nucleus", "slower")
 
 
 class FaultyProxy(ThreadingHTTPServer):
@@ -49,6 +54,11 @@ class FaultyProxy(ThreadingHTTPServer):
     def __exit__(self, *_: object) -> None:
         self.shutdown()
         self.server_close()
+
+    def hold(self, began: float, came: float) -> None:
+        """Wait until what ``came`` of a request that ``began`` may be passed on."""
+        if self.fault == "slower":
+            time.sleep(max(0.0, began + SLOWER * (came - began) - time.monotonic()))
 
     def asked(self, content: bytes) -> bytes:
         """The request as the server gets it."""
@@ -84,6 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(request, self.server.wrong(content))
 
     def _answer(self, request: urllib.request.Request, wrong: Callable[[int], bool] | None) -> None:
+        began = time.monotonic()
         try:
             found = urllib.request.urlopen(request)
         except urllib.error.HTTPError as error:
@@ -94,23 +105,31 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", kind)
             if "event-stream" in kind and wrong is not None:
                 self.end_headers()
-                for line in self._events(found, wrong):
+                lines = ((time.monotonic(), line) for line in found)
+                # A server that is waited for writes on, so that all of its times are known only at its end.
+                for came, line in self._events([*lines] if self.server.fault == "slower" else lines, wrong):
+                    self.server.hold(began, came)
                     self.wfile.write(line)
                     self.wfile.flush()
                 return
             content = found.read()
+            if wrong is not None:
+                self.server.hold(began, time.monotonic())
             if wrong is not None and found.status == 200:
                 content = json.dumps(self._whole(json.loads(content), wrong)).encode()
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 
-    def _events(self, lines: Any, wrong: Callable[[int], bool]) -> Iterator[bytes]:
-        """The lines of a stream; a piece of text is a token, or the last of several that were accepted together."""
+    def _events(
+        self, lines: Iterable[tuple[float, bytes]], wrong: Callable[[int], bool]
+    ) -> Iterator[tuple[float, bytes]]:
+        """The lines of a stream, and when each came; a piece of text is a token, or the last of several that were
+        accepted together."""
         place = 0
-        for line in lines:
+        for came, line in lines:
             if not line.startswith(b"data: {"):
-                yield line
+                yield came, line
                 continue
             event = json.loads(line.removeprefix(b"data: "))
             for choice in event.get("choices") or ():
@@ -120,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
                         holder[key] = INSTEAD
                         self.server.changed += 1
                     place += 1
-            yield b"data: " + json.dumps(event).encode() + b"\n"
+            yield came, b"data: " + json.dumps(event).encode() + b"\n"
 
     def _whole(self, body: dict[str, Any], wrong: Callable[[int], bool]) -> dict[str, Any]:
         """An answer in one piece: tokens are those of its log-probabilities, else words."""

@@ -13,6 +13,9 @@ from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
 LIST = 5
 """Likeliest tokens asked for at each place: the most that the OpenAI API gives of completions."""
 
+WIDE = 20
+"""Those of a text that was sampled, from a server that gives as many: the most that the OpenAI API gives of a chat."""
+
 
 @dataclass(frozen=True)
 class ServedAnswers:
@@ -42,7 +45,7 @@ async def _asked_all(opened: Client, asks: Sequence[Ask], at_once: int) -> Serve
             async with gate:
                 try:
                     reply = await client.complete(ask)
-                    return replace(reply, tokens=tuple(_cut(token) for token in reply.tokens))
+                    return replace(reply, tokens=tuple(_cut(token, ask.logprobs or 0) for token in reply.tokens))
                 except EndpointFailure as failure:
                     failed.append(failure.kind)
                     return None
@@ -50,6 +53,6 @@ async def _asked_all(opened: Client, asks: Sequence[Ask], at_once: int) -> Serve
         return ServedAnswers(tuple(await asyncio.gather(*map(one, asks))), tuple(failed))
 
 
-def _cut(token: Token) -> Token:
-    """The token with the likeliest ones alone: some servers add a drawn one that is not among them."""
-    return replace(token, top=token.top[:LIST])
+def _cut(token: Token, listed: int) -> Token:
+    """The token with as many of the likeliest as were asked for: some servers add one that was drawn."""
+    return replace(token, top=token.top[:listed])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal
 
 from benchsuite.benches.serving.kept_answers import KeptAnswers
@@ -139,7 +140,8 @@ class SampledEvidence:
 
     ``even`` and ``ratios``: p-values of the transforms and of the alternatives, each times the ways to leave out
     ``left`` of ``asked`` outputs. ``factor``: that of the temperature that is found with 99 %, None if none up to 4 is;
-    ``needs``: the tokens which 1.1 and 1.2 times the temperature need. ``asked_for``: how outputs were asked for;
+    ``needs``: the tokens which 1.1 and 1.2 times the temperature and a ``top_p`` of 0.95 need. ``asked_for``: how
+    outputs were asked for;
     ``timed``: of its texts that were timed; ``kept``: whether it answers from a cache.
     """
 
@@ -150,7 +152,7 @@ class SampledEvidence:
     even: float = 1.0
     ratios: float = 1.0
     factor: float | None = None
-    needs: tuple[float, float] | None = None
+    needs: tuple[float, float, float] | None = None
     failures: tuple[str, ...] = ()
     asked_for: AskedFor = field(kw_only=True)
     timed: TimedSamples = field(default_factory=TimedSamples)
@@ -162,7 +164,12 @@ class SampledEvidence:
         if self.even < FALSE_ALARM or self.ratios < FALSE_ALARM_OF_RATIOS or self.timed.wrong:
             return "bug"
         known = self.tokens and not self.left and not self.timed.unknown and not self.kept.found
-        return "certified" if known and self.factor is not None else "inconclusive"
+        return "certified" if known and self.enough else "inconclusive"
+
+    @property
+    def enough(self) -> bool:
+        """Whether a temperature up to 4 times as high, and the ``top_p`` that servers have by default, are found."""
+        return self.factor is not None and self.needs is not None and self.tokens >= self.needs[2]
 
     @property
     def numbers(self) -> str:
@@ -189,6 +196,9 @@ class SampledEvidence:
             self.numbers,
             f"{finds} is found with 99 %",
             f"1.1 times needs {self.needs[0]:,.0f} tokens, 1.2 times {self.needs[1]:,.0f} tokens",
+            f"a top_p of 0.95 needs {self.needs[2]:,.0f} tokens"
+            if isfinite(self.needs[2])
+            else "a top_p of 0.95 ends behind every list and cannot be seen",
         ]
         if self.left:
             missing = f"{self.left} of {self.asked} outputs are missing{_kinds(self.failures)}"
@@ -204,7 +214,7 @@ class SampledEvidence:
             parts.insert(0, "no timed text could be read")
         elif self.left:
             parts.insert(0, "not all outputs could be read")
-        elif self.factor is None:
+        elif not self.enough:
             parts.insert(0, "too few tokens")
         return "; ".join(parts)
 

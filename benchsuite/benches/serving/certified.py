@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from benchsuite.benches.serving.asked import LIST, Connect, Read, ask_all
 from benchsuite.benches.serving.certificate import Certificate, PlainOfItsOwn, UnsteadyPlain
-from benchsuite.benches.serving.echoes import echoed
+from benchsuite.benches.serving.echoes import echoed, longest_list
 from benchsuite.benches.serving.greedy import Greedy
 from benchsuite.benches.serving.sampled import sampled_evidence
 from benchsuite.benches.serving.timed_texts import AskedFor, TimedText
@@ -50,7 +50,8 @@ def certify(
     asks, asked_for = _asks(ask, [*known, *new]), AskedFor(ask.max_tokens, len(known), len(new))
     texts = {one.name: timed.get(one.name, ()) for one in endpoints}
     if ask.temperature:
-        reading, judge = (read, LOCAL) if read else (partial(echoed, connect, plain), plain.name)
+        listed = LIST if read else longest_list(connect, plain, asks[0])
+        reading, judge = (read, LOCAL) if read else (partial(echoed, connect, plain, listed=listed), plain.name)
         evidence = partial(sampled_evidence, connect, reading, judge, asks, asked_for)
         control = evidence(plain, texts[plain.name])
         if control.state == "bug":

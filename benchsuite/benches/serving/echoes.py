@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchsuite.benches.serving.asked import Connect, ask_all
+from benchsuite.benches.serving.asked import LIST, WIDE, Connect, ask_all
 from benchsuite.judge import logprob_ties
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import Reply, Token
 
 
-def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
+def longest_list(connect: Connect, server: Endpoint, ask: Ask) -> int:
+    """Return how many likeliest tokens a server names at each place of a text that it reads: ``WIDE``, or ``LIST``."""
+    tokens, _ = _echo(connect, server, _reading(ask, WIDE))
+    return WIDE if tokens else LIST
+
+
+def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply, listed: int = LIST) -> tuple[Token, ...] | None:
     """Return an output's tokens with the server's lists at their places, by ``echo``; None where it has no such thing.
+    A list has so many tokens as are ``listed``.
 
     Where servers name tokens by numbers, prompt and output are sent as these; else as text, and None is returned if
     that is other tokens than were generated, whose places would be others'. No text shows the token that ended an
@@ -22,7 +29,7 @@ def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[
     """
     if ask.chat or not (reply.text or reply.tokens):
         return None
-    reading = replace(ask, max_tokens=1, echo=True, temperature=0.0, stop=())
+    reading = _reading(ask, listed)
     ids = [token.id for token in reply.tokens]
     before = None if None in ids or not ids else _ids_of(connect, server, reading)
     prompt: str | tuple[int, ...]
@@ -47,6 +54,11 @@ def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[
         return None
     ended = replace(ahead, text=last.text, id=last.id, logprob=dict(ahead.top).get(last.text))
     return *tokens[len(tokens) - len(shown) :], ended
+
+
+def _reading(ask: Ask, listed: int) -> Ask:
+    """A request that has a server read the prompt, and say one token behind it."""
+    return replace(ask, max_tokens=1, echo=True, temperature=0.0, stop=(), logprobs=listed)
 
 
 def _ends_with(tokens: Sequence[Token], output: Sequence[Token]) -> bool:

@@ -13,6 +13,9 @@ from specdec.errors import RAISED, SpecdecError
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.replies import Reply, Token
 
+LONG = 1000
+"""Likeliest tokens of a list under which sampled ones are judged: a nucleus of 0.95 is seen where it ends within it."""
+
 
 class LocalJudge:
     """Reads outputs with a model that is loaded by name, in float32 on the CPU, as a plain server would with ``echo``.
@@ -35,7 +38,8 @@ class LocalJudge:
         """
         try:
             before, output = self._prompt(ask), self._output(reply)
-            return None if output is None or not output else self._lists(before, output)
+            most = LONG if ask.temperature else LIST
+            return None if output is None or not output else self._lists(before, output, most)
         except RAISED as error:
             raise SpecdecError(
                 f"--specdec-certify-by {self.name} cannot read {reply.text[:60]!r}: {type(error).__name__}: {error}; "
@@ -60,14 +64,19 @@ class LocalJudge:
         return ids if fits and decoded(self._tokenizer, ids) == reply.text else None
 
     @torch.inference_mode()
-    def _lists(self, before: list[int], output: list[int]) -> tuple[Token, ...]:
+    def _lists(self, before: list[int], output: list[int], most: int) -> tuple[Token, ...]:
         model: Any = self._model
         logits = model(torch.tensor([[*before, *output]]), use_cache=False).logits[0, len(before) - 1 : -1]
         chances = logits.float().log_softmax(1)
-        names: Any = self._tokenizer.convert_ids_to_tokens
         found = []
         for place, token in enumerate(output):
-            top = chances[place].topk(LIST)
-            ranked = tuple((str(names(t)), v) for t, v in zip(top.indices.tolist(), top.values.tolist(), strict=True))
-            found.append(Token(str(names(token)), token, float(chances[place, token]), ranked))
+            top = chances[place].topk(min(most, chances.shape[1]))
+            own, *names = self._names([token, *top.indices.tolist()])
+            ranked = tuple(zip(names, top.values.tolist(), strict=True))
+            found.append(Token(own, token, float(chances[place, token]), ranked))
         return tuple(found)
+
+    def _names(self, tokens: list[int]) -> list[str]:
+        """The tokens' own names; a vocabulary may be padded by numbers that the tokenizer lacks."""
+        names: list[str | None] = self._tokenizer.convert_ids_to_tokens(tokens)
+        return [f"<{token}>" if name is None else name for token, name in zip(tokens, names, strict=True)]

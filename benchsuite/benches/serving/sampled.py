@@ -55,6 +55,6 @@ def sampled_evidence(
             even=even,
             ratios=ratios,
             factor=sample.heat_found(),
-            needs=(sample.tokens_for(1.1), sample.tokens_for(1.2)),
+            needs=(sample.tokens_for(1.1), sample.tokens_for(1.2), sample.tokens_for_nucleus(0.95)),
         )
     return evidence

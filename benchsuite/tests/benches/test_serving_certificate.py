@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from math import nextafter
+from math import inf, nextafter
 
 import pytest
 from hypothesis import assume, given
@@ -92,7 +92,7 @@ def test_the_sentence_begins_with_the_verdict_and_has_each_number_that_decides(f
 def test_a_sampled_verdict_is_a_bug_by_its_p_values_alone(
     even: float, heat: float, left: int, factor: float | None
 ) -> None:
-    found = sampled_of_eight("plain", 9, left, 500, even, heat, factor, (900.0, 300.0))
+    found = sampled_of_eight("plain", 9, left, 500, even, heat, factor, (900.0, 300.0, 500.0))
     likely = replace(found, even=1.0, ratios=1.0)
     assert likely.state == ("certified" if factor and not left else "inconclusive")
     assert found.state in (likely.state, "bug")
@@ -203,10 +203,11 @@ def test_what_was_not_counted_is_none_and_what_was_not_tested_is_no_suspicion() 
     assert sampled.even == sampled.ratios == 1, "a p-value"
 
 
-SAMPLED = sampled_of_eight("base", 9, 0, 1500, 0.25, 0.5, 1.234, (5210.4, 1498.6))
+SAMPLED = sampled_of_eight("base", 9, 0, 1500, 0.25, 0.5, 1.234, (5210.4, 1498.6, 1499.9))
 READ_BY = "1,500 tokens under base's lists of the likeliest (all others by their own log-probability)"
 TESTED = f"{READ_BY}: transforms p=0.25, alternatives p=0.5"
-NEEDED = "1.1 times needs 5,210 tokens, 1.2 times 1,499 tokens"
+TIMES = "1.1 times needs 5,210 tokens, 1.2 times 1,499 tokens"
+NEEDED = f"{TIMES}; a top_p of 0.95 needs 1,500 tokens"
 FOUND = "a temperature 1.23 times as high is found with 99 %"
 NOTHING = "no factor of the temperature up to 4 is found with 99 %"
 
@@ -216,6 +217,15 @@ NOTHING = "no factor of the temperature up to 4 is found with 99 %"
     [
         (SAMPLED, f"certified: {TESTED}; {FOUND}; {NEEDED}"),
         (replace(SAMPLED, factor=None), f"INCONCLUSIVE: too few tokens; {TESTED}; {NOTHING}; {NEEDED}"),
+        (
+            replace(SAMPLED, tokens=1499),
+            f"INCONCLUSIVE: too few tokens; {TESTED.replace('1,500', '1,499')}; {FOUND}; {NEEDED}",
+        ),
+        (
+            replace(SAMPLED, needs=(5210.4, 1498.6, inf)),
+            f"INCONCLUSIVE: too few tokens; {TESTED}; {FOUND}; {TIMES}; a top_p of 0.95 ends behind every list and "
+            "cannot be seen",
+        ),
         (
             replace(SAMPLED, even=1e-9),
             f"FAILED: not plain's distribution; {TESTED.replace('0.25', '1e-09')}; {FOUND}; {NEEDED}",

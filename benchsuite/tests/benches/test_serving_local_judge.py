@@ -31,15 +31,15 @@ def tiny_judge(tmp_path_factory: pytest.TempPathFactory) -> LocalJudge:
     return LocalJudge(str(path))
 
 
-def lists_after(before: Sequence[int], output: Sequence[int]) -> list[Token]:
-    """An output's tokens and the five likeliest at their places, each from a forward of its own beginning."""
+def lists_after(before: Sequence[int], output: Sequence[int], most: int = 5) -> list[Token]:
+    """An output's tokens and so many likeliest at their places, each from a forward of its own beginning."""
     model: Any = families.build_model("llama")
     names: Any = catalog.byte_tokenizer().convert_ids_to_tokens
     found = []
     for place, token in enumerate(output):
         with torch.inference_mode():
             chances = model(torch.tensor([[*before, *output[:place]]])).logits[0, -1].log_softmax(0)
-        order = sorted(range(len(chances)), key=lambda number: -float(chances[number]))[:5]
+        order = sorted(range(len(chances)), key=lambda number: -float(chances[number]))[:most]
         top = tuple((str(names(number)), float(chances[number])) for number in order)
         found.append(Token(str(names(token)), token, float(chances[token]), top))
     return found
@@ -78,6 +78,16 @@ def test_an_output_has_the_models_own_lists_at_its_places(kind: str, named: bool
     assert [one.logprob for one in read] == pytest.approx([one.logprob for one in expected], abs=1e-4)
     chances = [[chance for _, chance in one.top] for one in read]
     assert chances == [pytest.approx([chance for _, chance in one.top], abs=1e-4) for one in expected]
+
+
+def test_what_was_sampled_is_read_with_long_lists_and_every_token_of_them_has_a_name(tiny_judge: LocalJudge) -> None:
+    """A filter is seen where its end is listed; and a list with one text twice says nothing."""
+    read = tiny_judge.read(Ask("say: ", 3, 1.0), made_up_reply("abc", (), 3))
+    assert read is not None
+    for one, expected in zip(read, lists_after([256, *ids_of("say: ")], ids_of("abc"), 1000), strict=True):
+        assert len(one.top) == len(expected.top) > 5
+        assert len({name for name, _ in one.top}) == len(one.top)
+        assert [chance for _, chance in one.top] == pytest.approx([chance for _, chance in expected.top], abs=1e-4)
 
 
 @pytest.mark.parametrize(
