@@ -120,7 +120,8 @@ class DraftModel(Draft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """Roll back rejected proposals. The last proposal was never processed, so one or two tokens are missing then.
 
-        If another draft's proposals were verified instead, only the common beginning is kept.
+        If another draft's proposals were verified instead, or beside its own in a tree, only as many are kept as the
+        accepted path begins with.
         """
         if not self._asked:
             self._behind += window.tokens.shape[1]
@@ -132,7 +133,7 @@ class DraftModel(Draft):
             kind = self, "observe", fed, addresses(verdict.num_accepted, verdict.next)
             self._runtime.steps(kind).part(self._rolled_back, verdict.num_accepted, fed)
             return
-        ours, theirs = self._proposed.tokens[:, 1:], window.tokens[:, 1:]
+        ours, theirs = self._proposed.tokens[:, 1:], window.tokens.gather(1, verdict.path[:, 1:].clamp(min=0))
         size = min(ours.shape[1], theirs.shape[1])
         same = (ours[:, :size] == theirs[:, :size]).long().cumprod(dim=1).sum(dim=1)
         self._rolled_back(torch.minimum(verdict.num_accepted, same), fed)
