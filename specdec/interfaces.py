@@ -67,12 +67,13 @@ class Draft(Interface, ABC):
     outputs of decoder layers, by their indices from 0 in ascending order; both are constant once the draft is built.
     ``needs_logits`` asks for the logits of every verified slot, ``Verdict.logits``. ``branches`` says that windows may
     be trees; ``looks_up`` says that ``look_up`` answers for a single row, on the host, so that a draft that combines
-    others knows at once whether this draft found something; ``learns`` says that ended requests change its proposals
-    until ``forget``. ``small_ops`` says that the torch ops of all its methods are small, so that one thread runs them
-    at least as fast as several, whose waiting would slow down the target on a CPU (``specdec.threads``); other drafts
-    keep all of torch's threads. ``weight_bytes`` is the number of bytes of weights that one of its forwards reads, as
-    ``info`` counts them in ``draft_forwards``; a forward that runs the target's head reads that head too. Every draft
-    must declare them correctly.
+    others knows at once whether this draft found something; ``extends`` says that ``extend`` goes on behind another
+    draft's chains, on the device; ``learns`` says that ended requests change its proposals until ``forget``.
+    ``small_ops`` says that the torch ops of all its methods are small, so that one thread runs them at least as fast as
+    several, whose waiting would slow down the target on a CPU (``specdec.threads``); other drafts keep all of torch's
+    threads. ``weight_bytes`` is the number of bytes of weights that one of its forwards reads, as ``info`` counts them
+    in ``draft_forwards``; a forward that runs the target's head reads that head too. Every draft must declare them
+    correctly.
 
     The smallest draft, which repeats the pending token::
 
@@ -89,6 +90,7 @@ class Draft(Interface, ABC):
     needs_logits: bool = False
     branches: bool = False
     looks_up: bool = False
+    extends: bool = False
     learns: bool = False
     small_ops: bool = False
     weight_bytes: int = 0
@@ -141,6 +143,15 @@ class Draft(Interface, ABC):
     def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
         """Continuations of one row, likeliest first, within its room; called only with ``looks_up``. Default: none."""
         return ()
+
+    def extend(self, context: Context, window: Window, most: int) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [B, ``most``] that follow each row's text and chain of ``window``, and how many, int64 [B].
+
+        Called only with ``extends``, once a step, if a draft that combines others lets this one go on behind another's
+        proposals. These are on the device alone: the context's host copies do not have them, and nothing of them is to
+        be learned before they are verified. Default: none.
+        """
+        return window.tokens.new_zeros(window.tokens.shape[0], most), torch.zeros_like(window.width)
 
     def forget(self) -> None:
         """Delete everything learned from ended requests; called between runs, without live rows. Default: no action."""

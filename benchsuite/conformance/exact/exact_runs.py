@@ -14,7 +14,7 @@ from typing import Any
 from benchsuite.conformance.exact.enumerator import Script, Shape, completions
 from benchsuite.conformance.exact.table_target import Table, TableDraft, Tabular, random_table
 from benchsuite.judge.sources import Always, EachRow
-from specdec import Engine, Policy, Request, SamplingParams
+from specdec import Draft, Engine, Policy, Request, SamplingParams
 from specdec.stats import RowStats
 
 Outputs = tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ def outputs(
     requests: Sequence[Request],
     rows: int,
     span: int | None = None,
-    draft: type[TableDraft] = TableDraft,
+    draft: Callable[[Table, Shape, bool], Draft] = TableDraft,
     k_of: Callable[[RowStats], int] | None = None,
 ) -> Outputs:
     """Run the real engine once with scripted draws; return the outputs. ``k_of`` gives each row a K of its own."""
@@ -113,7 +113,7 @@ def run_distance(
     span: int | None = None,
     seed: int = 0,
     broken: Sequence[float] | None = None,
-    draft: type[TableDraft] = TableDraft,
+    draft: Callable[[Table, Shape, bool], Draft] = TableDraft,
     fresh: bool = False,
     k_of: Callable[[RowStats], int] | None = None,
 ) -> float:

@@ -60,6 +60,25 @@ TestHybrid = slow(
     SAME,
     REPLAYED,
 )
+TestHybridMerged = slow(
+    conformance.draft(
+        "hybrid(sources='suffix(min_match=1, earlier=False), ngram(n_min=1), draft_model', merge=True, slots=6)",
+        trees=True,
+        sampled=True,
+        k=6,
+    ),
+    FAKE,
+    FOLLOWS,
+    SAME,
+    REPLAYED,
+)
+TestHybridExtended = slow(
+    conformance.draft("hybrid(sources='ngram, draft_model', extend=True, model_k=2, slots=6)", sampled=True, k=6),
+    FAKE,
+    FOLLOWS,
+    SAME,
+    REPLAYED,
+)
 TestCustomClass = slow(
     conformance.draft(
         "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup', settings='{\"num_speculative_tokens\": 3}')"

@@ -42,6 +42,8 @@ DRAFTS = (
     *("tree(beam=2, depth=2)", "medusa", "medusa(head_init=trained, beam=2)", "eagle", "eagle(head=trained)"),
     *("eagle(head=trained, beam=2, depth=2)", "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup')"),
     "hybrid(sources='suffix, ngram, eagle(head=trained)')",
+    "hybrid(sources='suffix, ngram(branches=2), eagle(head=trained)', merge=True, slots=3)",
+    "hybrid(sources='suffix, ngram, eagle(head=trained)', extend=True, slots=3)",
 )
 CONTROLLERS = ("fixed", "adaptive", "goodput")
 TURNS = tuple(itertools.product(CONTROLLERS, (0.0, 1.0)))

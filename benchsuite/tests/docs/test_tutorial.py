@@ -34,7 +34,7 @@ def test_its_files_are_the_examples() -> None:
     assert {"pyproject.toml", "example_repeat.py", "test_repeat.py"} <= made.keys()
     for name, text in made.items():
         if (EXAMPLE / name).exists():
-            assert (EXAMPLE / name).read_text(encoding="utf-8") == text, name
+            assert text.startswith((EXAMPLE / name).read_text(encoding="utf-8")), name  # the page adds to it later
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLE.glob("*.*"))
     assert lines <= 80
 

@@ -83,6 +83,11 @@ DRAFTS = {
         "above 0, least from 0 to 1, min_match and branches 1 or more",
     ),
     "hybrid": (("model_k=1",), ("model_k=0",), "model_k is {model_k}; expected 1 or more"),
+    "hybrid ": (
+        ("slots=0, merge=True", "slots=1, extend=True"),
+        ("slots=-1",),
+        "slots is {slots}; expected 1 or more, or 0 for what the forward's cost allows",
+    ),
     "oracle": (
         ("rate=0", "rate=1"),
         ("rate=-0.001", "rate=1.001"),
@@ -190,7 +195,7 @@ def test_a_drafts_options_have_these_ends(name: str, assemble: Make) -> None:
             (
                 f"hybrid(sources={sources!r})",
                 f"hybrid cannot combine {sources!r}: expected lookups (suffix, ngram) and at most one other draft, as "
-                "the last, all of them chains",
+                "the last, all of them chains unless merge=True",
             )
             for sources in ("garbage, ngram", "garbage, garbage", "suffix, ngram(branches=2)", "ngram, tree")
         ),

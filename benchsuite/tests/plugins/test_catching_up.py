@@ -309,6 +309,10 @@ TEXTS = (
     *("draft_model", "tree(beam=2, depth=3)", "tree(widths=2-1-2)", "eagle(head={eagle!r})"),
     *("hybrid(sources='ngram(n_min=1), draft_model')", "eagle(head={eagle!r}, beam=2, depth=3)"),
     *("hybrid(sources='ngram(n_min=1), eagle(head={eagle})')", "eagle_lite(reset=False)", "medusa(num_heads=3)"),
+    *("hybrid(sources='ngram(n_min=1, branches=2), draft_model', merge=True, model_k=2, slots=4)",),
+    *("hybrid(sources='ngram(n_min=1), tree(beam=2, depth=2)', merge=True, model_k=2, slots=4)",),
+    *("hybrid(sources='ngram(n_min=1), eagle(head={eagle})', merge=True, model_k=2, slots=4)",),
+    *("hybrid(sources='ngram(n_min=1), draft_model', extend=True, model_k=2, slots=4)",),
 )
 
 
@@ -473,6 +477,26 @@ def test_of_a_trees_window_eagle_reads_a_path_which_is_no_longer_than_was_asked(
             forwards.widths.clear()
             played.follow(window, [[0]], own)
             assert forwards.widths == [width]
+
+
+def test_of_a_trees_window_a_model_keeps_what_the_accepted_path_begins_with() -> None:
+    """The model's second proposal stands beside its first, and is accepted: nothing that it has read is right."""
+    played = Played(registered("draft_model"), lent_env())
+    played.begin([5, 6, 7, 8])
+    window = played.told("propose", played.lent(played.texts, [2]))
+    played.follow(Window(window.tokens, torch.tensor([[-1, 0, 0]]), window.width), [[0, 2]], own=False)
+    lent = played.lent(played.texts, [K])
+    played.judge(played.told("propose", lent), lent)
+
+
+def test_a_tree_reads_all_that_was_accepted_of_a_window_deeper_than_its_own() -> None:
+    played = Played(registered("tree(beam=2, depth=2)"), lent_env())
+    played.begin([5, 6, 7, 8])
+    window = played.told("propose", played.lent(played.texts, [2]))
+    other = Window.chain(window.tokens[:, 0], torch.tensor([[11, 12, 13, 14]]), torch.tensor([4]))
+    played.follow(other, [[0, 1, 2, 3, 4]], own=False)
+    lent = played.lent(played.texts, [K])
+    played.judge(played.told("propose", lent), lent)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 
 from benchsuite.conformance.exact.enumerator import context
+from benchsuite.workshop.machines.joined_drafts import hybrid_over
 from specdec import Context, Draft, Request, Verdict, Window
 from specdec_kernels.reference import Reference
-from specdec_plugins.drafts.hybrid import Hybrid, _joined
 from specdec_plugins.drafts.oracle import Oracle
 
 CALLS = ("admit", "release", "keep", "resume", "move", "prefilled", "observe", "forget")
@@ -60,11 +61,7 @@ class Noting(Draft):
         return Window.ragged(context, self.finds)
 
 
-def hybrid_of(*sources: Noting, **options: Any) -> Hybrid:
-    env: Any = SimpleNamespace(
-        draft=lambda name: sources[int(name)], max_rows=4, target=SimpleNamespace(device=torch.device("cpu"))
-    )
-    return Hybrid(env, sources=", ".join(str(i) for i in range(len(sources))), **options)
+hybrid_of = partial(hybrid_over, rows=4)
 
 
 def rows_with(room: list[int]) -> Context:
@@ -243,23 +240,6 @@ def test_a_hybrids_window_is_its_models_own_where_no_row_was_looked_up(
 def row_chains(tokens: list[list[int]], proposed: list[int], q: Tensor | None = None) -> Window:
     whole = torch.tensor(tokens)
     return Window.chain(whole[:, 0], whole[:, 1:], torch.tensor(proposed), q)
-
-
-@pytest.mark.parametrize("wider", [0, 1])
-def test_rows_of_two_chains_become_one_window_in_which_what_was_looked_up_is_certain(wider: int) -> None:
-    q = torch.rand(2, 2, 6, generator=torch.Generator().manual_seed(0))
-    looked = row_chains([[0, 1, 2] + [4] * wider, [0, 0, 0] + [0] * wider], [2 + wider, 0])
-    drafted = row_chains([[0, 3, 3], [0, 5, 4]], [2, 1], q)
-    joined = _joined(looked, drafted, torch.tensor([False, True]))
-    assert joined.tokens.tolist() == [[0, 1, 2] + [4] * wider, [0, 5, 4] + [0] * wider]
-    assert joined.width.tolist() == [3 + wider, 2]
-    assert joined.q is not None
-    assert joined.q.shape == (2, 2 + wider, 6)
-    sure = torch.nn.functional.one_hot(torch.tensor([1, 2] + [4] * wider), 6).float()
-    assert torch.equal(joined.q[0], sure)
-    assert torch.equal(joined.q[1, :2], q[1])
-    assert not joined.q[1, 2:].any()
-    assert _joined(looked, row_chains([[0, 3], [0, 5]], [1, 1]), torch.tensor([False, True])).q is None
 
 
 def oracle_with(cost: Noting | None) -> Oracle:

@@ -14,7 +14,7 @@ OPTIONS = {
         "draft_model": "model=None, layers=None, vocabulary='same'",
         "eagle": "head='lite', alpha=0.5, max_draft=0, reset=True, beam=1, depth=5, least=0.0",
         "garbage": "none",
-        "hybrid": "sources='suffix, ngram', model_k=4",
+        "hybrid": "sources='suffix, ngram', model_k=4, extend=False, merge=False, slots=0",
         "medusa": "num_heads=4, head_init='tie', temperature=1.0, top_p=1.0, beam=1, least=0.0",
         "ngram": "n_max=4, n_min=2, branches=1",
         "oracle": "rate=0.8, cost=''",
@@ -59,11 +59,11 @@ OPTIONS = {
 
 FLAGS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "draft": (
-        ("needs_hidden", "needs_logits", "branches", "looks_up", "learns", "small_ops"),
+        ("needs_hidden", "needs_logits", "branches", "looks_up", "extends", "learns", "small_ops"),
         {
             "garbage": ("small_ops",),
             "medusa": ("needs_hidden",),
-            "ngram": ("looks_up", "small_ops"),
+            "ngram": ("looks_up", "extends", "small_ops"),
             "suffix": ("looks_up", "small_ops"),
             "tree": ("branches",),
         },

@@ -63,8 +63,8 @@ class Least(Draft):
 
 def test_a_draft_that_only_proposes_asks_for_nothing_remembers_nothing_and_moves_by_beginning_again() -> None:
     draft: Any = Least()
-    flags = ("needs_hidden", "needs_logits", "branches", "looks_up", "learns", "small_ops", "weight_bytes")
-    assert [getattr(draft, name) for name in flags] == [False] * 6 + [0]
+    flags = ("needs_hidden", "needs_logits", "branches", "looks_up", "extends", "learns", "small_ops", "weight_bytes")
+    assert [getattr(draft, name) for name in flags] == [False] * 7 + [0]
     assert draft.hidden_layers == ()
     assert type(draft.weight_bytes) is int
     draft.admit, draft.release = (
@@ -76,6 +76,8 @@ def test_a_draft_that_only_proposes_asks_for_nothing_remembers_nothing_and_moves
     assert draft.calls == [("release", 2, (1, 2, 3)), ("admit", 1, request, (1, 2, 3)), ("admit", 4, request, (1, 2))]
     assert draft.keep(0, (1,)) is None
     assert draft.look_up(None, 0) == ()
+    after, count = draft.extend(None, Window(*(torch.ones(2, 3).long(),) * 2, torch.ones(2).long()), 4)
+    assert (after.tolist(), count.tolist()) == ([[0] * 4] * 2, [0, 0])
     assert draft.info() == {}
     assert draft.forget() is draft.prefilled(0, None, 0, None) is draft.observe(0, 0, 0, False) is None
 

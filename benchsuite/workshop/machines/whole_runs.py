@@ -70,6 +70,9 @@ DRAFTS: dict[str, Options] = {
             ("suffix, ngram", "ngram(n_min=1), draft_model", "suffix(min_match=1), garbage", "ngram, medusa")
         ),
         "model_k": of((1, 2, 4)),
+        "extend": st.booleans(),
+        "merge": st.booleans(),
+        "slots": of((1, 3, 6)),
     },
 }
 POLICIES: dict[str, Options] = {
@@ -204,11 +207,17 @@ ASKED = st.builds(
 )
 
 
+def combines(draft: str) -> bool:
+    """Whether the options of a draft fit each other: a hybrid extends or merges, if it has a source that can."""
+    extends = "extend=True" in draft
+    return not (extends and ("merge=True" in draft or ("sources=" in draft and "ngram" not in draft)))
+
+
 @st.composite
 def whole_runs(draw: st.DrawFn) -> Run:
     """Draw a run whose plugins fit each other."""
-    draft = draw(named_plugin(DRAFTS))
-    branching = any(part in draft for part in ("tree(", "branches=2", "branches=3", "beam=2", "beam=3"))
+    draft = draw(named_plugin(DRAFTS).filter(combines))
+    branching = any(part in draft for part in ("tree(", "branches=2", "branches=3", "beam=2", "beam=3", "merge=True"))
     fitting = {name: options for name, options in POLICIES.items() if tiny.policy_named(name).trees or not branching}
     return Run(
         draw(of(FAMILIES)),

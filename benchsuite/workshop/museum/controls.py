@@ -51,6 +51,11 @@ CONTROLS = (
         ),
     ),
     control(
+        "what goes on",
+        "what goes on behind a chain is left out, as if nothing had been found",
+        ("specdec_plugins.joining:continued", "torch.minimum(count,", "torch.minimum(count * 0,"),
+    ),
+    control(
         "nothing",
         "a draft that never proposes",
         (

@@ -36,6 +36,7 @@ from benchsuite.judge.sources import Always
 from benchsuite.judge.ties import Judge
 from benchsuite.workshop.machines.arena_machine import Rollback
 from benchsuite.workshop.machines.engine_machine import EngineMachine
+from benchsuite.workshop.machines.joined_drafts import Behind, Listed, hybrid_maker
 from benchsuite.workshop.machines.keyed_runs import chance_of_tokens, keyed_tokens
 from benchsuite.workshop.machines.processed import slots_beside_transformers
 from benchsuite.workshop.machines.renamed import shuffled_draft
@@ -61,6 +62,7 @@ from specdec_kernels.reference import Reference
 
 GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=24)
+BESIDE = Listed([[1]], [[1]], [[0]])
 FORK, DEEP = Shape((-1, 0, 0)), Shape((-1, 0, 0, 1, 2))
 RARE = 1e-8
 """The false-alarm probability of each of the few sampling tests here."""
@@ -96,6 +98,15 @@ def distribution() -> None:
         ("rejection", 2, chain(1), batch, {"rows": 2}),
         ("match", 2, chain(2), one(3), {"span": 2}),
         ("block", 2, chain(2), one(3), {"broken": [math.nan, math.nan]}),
+        # A drawn chain that a lookup goes on behind, and one beside a lookup's in a tree.
+        ("rejection", 2, chain(3), one(3), {"draft": hybrid_maker(Behind(), model_k=1, extend=True)}),
+        (
+            "tree_rejection",
+            3,
+            chain(2),
+            one(3, eos=(1, 2)),
+            {"draft": hybrid_maker(BESIDE, model_k=1, merge=True), "seed": 1},
+        ),
     ]
     for policy, vocabulary, shape, requests, more in cases:
         far = exact_runs.run_distance(tiny.policy_named(policy), vocabulary, shape, requests, **more)
@@ -255,6 +266,14 @@ def drafting() -> None:
         )
         engine.run(tiny.requests(GREEDY, 3))
         assert whole == {3}, f"a tree of the target itself is kept to depths {whole}, not 3"
+        text = f'hybrid(sources="ngram(n_min=1), draft_model(model={itself})", merge=True, model_k=3, slots=7)'
+        engine = build.engine(text, k=7)
+        least: list[int] = []
+        engine.trace = lambda context, window, logits, verdict: least.extend(
+            int(kept) for kept, room in zip(verdict.num_accepted, context.max_proposals_host, strict=True) if room == 7
+        )
+        engine.run(tiny.requests(GREEDY, 5))
+        assert min(least) >= 3, f"of three proposals of the target itself {min(least)} are kept beside a lookup's"
     _certify(conformance.draft("draft_model", sampled=True), "q_is_the_distribution|follows_from_the_text")
     _certify(conformance.draft("shuffled", sampled=True, factory=shuffled_draft), "follows_from_the_text")
     _certify(conformance.draft("medusa(head_init=random)", sampled=True, hidden=True), "follows_from_the_text")

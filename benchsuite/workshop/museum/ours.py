@@ -8,6 +8,7 @@ from benchsuite.workshop.museum.places import (
     COMMITTED,
     EXTEND,
     FILTER,
+    JOINING,
     KEPT,
     MEMORY,
     PACK,
@@ -412,6 +413,47 @@ OURS = (
         "a translated draft keeps the cells of rejected proposals",
         "drafting",
         (f"{TRANSLATED}._read", "len(tokens) - self._steps", "len(tokens) + self._window"),
+    ),
+    mutant(
+        "ours",
+        "a beginning that two sources share is two siblings of one token",
+        "distribution",
+        (f"{JOINING}grown_together", "(theirs & ~shared)[:, 1:]", "theirs[:, 1:]"),
+    ),
+    mutant(
+        "ours",
+        "a drawn sibling's q has the token of the certain one that is tried before it",
+        "distribution",
+        (f"{JOINING}_without", "torch.where(gone > 0, 0.0, q)", "torch.where(gone > 1, 0.0, q)"),
+    ),
+    mutant(
+        "ours",
+        "a node of two sources has the q of the drawn one, although the tree has it whatever is drawn",
+        "distribution",
+        (
+            f"{JOINING}grown_together",
+            "q = both.gather(",
+            "which = torch.where(shared[:, 1:], twin[:, 1:] - 1, both.shape[1] - 1)\n"
+            "        at = which[:, :, None].expand(-1, -1, both.shape[2])\n"
+            "        both = both.scatter(1, at, younger.q)\n"
+            "        q = both.gather(",
+        ),
+    ),
+    mutant(
+        "ours",
+        "what goes on behind a drawn chain has the q of the token before it",
+        "distribution",
+        (f"{JOINING}continued", "_certain(wide[:, 1:], own)", "own[:, :1].expand_as(own)"),
+    ),
+    mutant(
+        "ours",
+        "the parents of a tree of two sources are off by one",
+        "drafting",
+        (
+            f"{JOINING}grown_together",
+            "slot.gather(1, parents.gather(1, order))",
+            "(slot.gather(1, parents.gather(1, order)) - 1).clamp(min=0)",
+        ),
     ),
     mutant(
         "ours",

@@ -1,4 +1,4 @@
-"""hybrid: the first source that proposes something: suffix, else n-gram, else a model."""
+"""hybrid: several sources as one draft: the first that proposes something, chains behind chains, or one tree of all."""
 
 from __future__ import annotations
 
@@ -16,13 +16,23 @@ from specdec.devices import uploaded
 from specdec.interfaces import DraftFactory, Env
 from specdec.lists import split_list
 from specdec.taps import Taps
+from specdec_plugins import joining
+from specdec_plugins.lookup import merged
+
+WORTH = 0.05
+"""Tokens that one more slot of a row must bring, in forwards of one slot, to be filled: the chance that it is kept."""
 
 
 class Hybrid(Draft):
     """Each row takes its proposals from the first source that has any for it.
 
     All sources except the last look up on the host, which shows at once whether they found something; the last
-    source may be any draft that proposes chains. It is called only if some row has no proposals.
+    source may be any other draft. It is called only if some row has no proposals.
+
+    With ``extend``, the first source that can (``Draft.extends``, as ngram) goes on behind each row's last proposal,
+    whoever made it. With ``merge`` every source is asked for every row, and their chains and trees are verified as one
+    tree, in which a common beginning occurs once. A row is then filled up to ``slots`` proposals; a longer chain of a
+    lookup, or of the last source, keeps its length.
 
     Source: the order of SuffixDecoding's hybrid, Oliaro et al. 2411.04975, section 4.
 
@@ -34,23 +44,39 @@ class Hybrid(Draft):
         env: Env,
         sources: Annotated[str, "drafts in order of preference, separated by commas"] = "suffix, ngram",
         model_k: Annotated[int, "most proposals of a source that is not a lookup"] = 4,
+        extend: Annotated[bool, "a source goes on behind the last proposal of another"] = False,
+        merge: Annotated[bool, "what all sources propose is one tree"] = False,
+        slots: Annotated[int, "extend and merge: proposals to fill; 0: what the forward's measured cost allows"] = 0,
     ) -> None:
         drafts = [env.draft(text) for text in split_list(sources)]
         if not drafts:
             raise SpecdecError("hybrid has no sources; name some drafts, for example 'suffix, ngram'")
         self._lookups = [draft for draft in drafts if draft.looks_up]
         self._rest = [draft for draft in drafts if not draft.looks_up]
-        if self._rest not in ([], drafts[-1:]) or any(draft.branches for draft in drafts):
+        if self._rest not in ([], drafts[-1:]) or (not merge and any(draft.branches for draft in drafts)):
             raise SpecdecError(
                 f"hybrid cannot combine {sources!r}: expected lookups (suffix, ngram) and at most one other draft, "
-                "as the last, all of them chains"
+                "as the last, all of them chains unless merge=True"
             )
         if model_k < 1:
             raise SpecdecError(f"model_k is {model_k}; expected 1 or more")
-        self._sources, self._model_k = drafts, model_k
+        if slots < 0:
+            raise SpecdecError(f"slots is {slots}; expected 1 or more, or 0 for what the forward's cost allows")
+        if extend and merge:
+            raise SpecdecError("hybrid takes extend or merge, not both: one makes longer chains, the other trees")
+        self._extender = next((draft for draft in drafts if draft.extends), None) if extend else None
+        if extend and self._extender is None:
+            raise SpecdecError(
+                f"hybrid(extend=True) has the sources {sources!r}, none of which goes on behind another's proposals; "
+                "add one that does, as ngram"
+            )
+        self._sources, self._model_k, self._merge = drafts, model_k, merge
+        most = slots or (cheap_proposals(env) if extend or merge else 1)
+        self._slots = max(most, model_k if self._rest else 1)
         self._drafted = False  # whether the last source alone made this hybrid's last window
         self._few = torch.zeros(env.max_rows, dtype=torch.int64, device=env.target.device)
-        self.looks_up = not self._rest
+        self.looks_up = not self._rest and not extend
+        self.branches = merge
         self._taps, self._asked = Taps.of(drafts), [Taps.of([draft]) for draft in drafts]
         self.needs_hidden, self.hidden_layers = self._taps.final, self._taps.layers
         self.needs_logits = any(draft.needs_logits for draft in drafts)
@@ -119,42 +145,85 @@ class Hybrid(Draft):
         return total
 
     def propose(self, context: Context) -> Window:
-        """The lookups' proposals for the rows that have some, the last source's proposals for the others."""
-        found = [next(iter(self.look_up(context, row)), ()) for row in range(context.rows)]
-        looked, self._drafted = Window.ragged(context, found), False
-        if not self._rest or all(found[row] or context.max_proposals_host[row] < 1 for row in range(context.rows)):
-            return looked
-        # Where it stays: a part that the last source has recorded reads it there.
-        few = torch.clamp(context.max_proposals, max=self._model_k, out=self._few[: context.rows])
-        drafted = self._rest[0].propose(
-            replace(context, max_proposals=few, max_proposals_host=context.max_proposals_host.clip(max=self._model_k))
-        )
-        self._drafted = not any(found)
-        if self._drafted:
-            return drafted
-        [theirs] = uploaded(context.tokens.device, np.array([not tokens for tokens in found], dtype=np.int64))
-        return _joined(looked, drafted, theirs > 0)
+        """What the lookups find and the last source proposes: a row of either, or both in one tree."""
+        found, self._drafted = [self.look_up(context, row) for row in range(context.rows)], False
+        room = context.max_proposals_host
+        asked = (room[row] > 0 and (self._merge or not paths) for row, paths in enumerate(found))
+        drafted = self._last(context) if self._rest and any(asked) else None
+        window = self._merged(context, found, drafted) if self._merge else self._chained(context, found, drafted)
+        return self._extended(context, window, found, drafted is not None) if self._extender else window
 
     def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
-        """What the first lookup that finds something finds; a hybrid without another source is a lookup itself."""
+        """What the first lookup that finds something finds; with ``merge`` what all of them find.
+
+        A hybrid without another source is a lookup itself.
+        """
+        if self._merge:
+            return [path for source in self._lookups for path in source.look_up(context, row)]
         return next((paths[:1] for source in self._lookups if (paths := source.look_up(context, row))), ())
 
+    def _last(self, context: Context) -> Window:
+        """The last source's window."""
+        # Where it stays: a part that the last source has recorded reads it there.
+        few = torch.clamp(context.max_proposals, max=self._model_k, out=self._few[: context.rows])
+        return self._rest[0].propose(
+            replace(context, max_proposals=few, max_proposals_host=context.max_proposals_host.clip(max=self._model_k))
+        )
 
-def _joined(looked: Window, drafted: Window, theirs: Tensor) -> Window:
-    """Rows of ``drafted`` where ``theirs`` bool [B] is true, else rows of ``looked``; both are chains."""
-    size = max(looked.tokens.shape[1], drafted.tokens.shape[1])
+    def _chained(self, context: Context, found: Found, drafted: Window | None) -> Window:
+        """The lookups' first chains, and the last source's for the rows that have none."""
+        if drafted is not None and not any(found):
+            self._drafted = True
+            return drafted
+        looked = Window.ragged(context, [next(iter(paths), ()) for paths in found])
+        if drafted is None:
+            return looked
+        [theirs] = uploaded(context.tokens.device, np.array([not paths for paths in found], dtype=np.int64))
+        return joining.rows_of_either(looked, drafted, theirs > 0)
 
-    def wide(tokens: Tensor) -> Tensor:
-        return torch.nn.functional.pad(tokens, (0, size - tokens.shape[1]))
+    def _merged(self, context: Context, found: Found, drafted: Window | None) -> Window:
+        """One tree of all that was found and drafted, as large as ``slots`` or the first chain."""
+        if drafted is not None and not any(found):
+            self._drafted = True
+            return drafted
+        longest = [max(self._slots, len(next(iter(paths), ()))) for paths in found]
+        limits = np.minimum(context.max_proposals_host, longest)
+        trees = [merged(paths, int(limit)) for paths, limit in zip(found, limits, strict=True)]
+        looked = Window.ragged(context, [tokens for tokens, _ in trees], [parents for _, parents in trees])
+        if drafted is None:
+            return looked
+        [room] = uploaded(context.tokens.device, limits)
+        most = min(int(limits.max()), looked.tokens.shape[1] + drafted.tokens.shape[1] - 2)
+        return joining.grown_together(looked, drafted, room, most)
 
-    tokens = torch.where(theirs[:, None], wide(drafted.tokens), wide(looked.tokens))
-    proposed = torch.where(theirs, drafted.width, looked.width) - 1
-    q = None
-    if drafted.q is not None:
-        q = torch.nn.functional.pad(drafted.q, (0, 0, 0, size - 1 - drafted.q.shape[1]))
-        sure = torch.zeros_like(q).scatter_(2, tokens[:, 1:, None], 1.0)
-        q = torch.where(theirs[:, None, None], q, sure)
-    return Window.chain(tokens[:, 0], tokens[:, 1:], proposed, q)
+    def _extended(self, context: Context, window: Window, found: Found, drafted: bool) -> Window:
+        """The window, in which the extending source goes on behind every row's last proposal."""
+        assert self._extender is not None
+        room = context.max_proposals_host.clip(max=self._slots)
+        left = [
+            int(most) for most, paths in zip(room, found, strict=True) if (len(paths[0]) < most if paths else drafted)
+        ]
+        if not any(left):
+            return window
+        self._drafted = False
+        tokens, count = self._extender.extend(context, window, max(left))
+        return joining.continued(window, tokens, count, context.max_proposals.clamp(max=self._slots))
+
+
+Found = Sequence[Sequence[Sequence[int]]]
+"""For each row the chains that lookups found for it."""
+
+
+def cheap_proposals(env: Env) -> int:
+    """The number of proposals of a row that brings most, at ``WORTH`` tokens each, over what they cost the target.
+
+    The cost is that of all rows' windows at half of the longest text, measured where it is not known yet, in forwards
+    of one slot a row. Example: 7, if eight slots cost 1.03 of one and nine 1.5.
+    """
+    most, half = env.max_window, env.max_length // 2
+    env.calibration.measure({env.max_rows}, [half], sorted({1, 2, most} | {w for w in (4, 8, 12, 16) if w < most}))
+    seconds = [env.calibration.forward(width, env.max_rows, half) for width in range(1, most + 1)]
+    return max(range(most), key=lambda k: (WORTH * k - seconds[k] / seconds[0], -k))
 
 
 @hookimpl

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from specdec import SpecdecError, hookimpl
+from specdec import Context, SpecdecError, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
 from specdec_plugins.lookup import History, Lookup
 
@@ -22,6 +25,8 @@ class Ngram(Lookup):
 
     Example: the history 1 2 3 9 1 2 with K = 3 matches 1 2 at the start and proposes 3 9 1.
     """
+
+    extends = True
 
     def __init__(
         self,
@@ -55,6 +60,24 @@ class Ngram(Lookup):
                         break
                 return list(found.values())
         return []
+
+    def extend(self, context: Context, window: Window, most: int) -> tuple[Tensor, Tensor]:
+        """The first of ``continuations`` for each row's text with its proposals, computed on the device."""
+        slots = torch.arange(window.tokens.shape[1] - 1, device=window.tokens.device)
+        text = F.pad(context.tokens, (0, len(slots)))
+        text = text.scatter(1, context.length[:, None] + slots, window.tokens[:, 1:])
+        last = context.length + window.width - 2  # the place of each row's last token
+        places = torch.arange(text.shape[1], device=text.device)
+        length = torch.zeros_like(text)  # of the match that ends at each place, at most n_max
+        same = places < last[:, None]
+        for offset in range(self._sizes[0]):
+            before = F.pad(text, (offset, 0), value=-1)[:, : text.shape[1]]
+            same = same & (before == text.gather(1, (last - offset).clamp(min=0)[:, None]))
+            length = length + same
+        best = torch.where(length >= self._sizes[-1], length * text.shape[1] + places, -1).max(dim=1)
+        after = best.indices[:, None] + 1 + torch.arange(most, device=text.device)
+        count = torch.where(best.values >= 0, last - best.indices, 0).clamp(max=most)
+        return text.gather(1, after.clamp(max=text.shape[1] - 1)), count
 
 
 @hookimpl
