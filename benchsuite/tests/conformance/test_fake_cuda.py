@@ -22,8 +22,10 @@ from benchsuite.conformance.guards import fake_cuda
 from benchsuite.conformance.guards.fake_cuda import FakeRun
 from benchsuite.conformance.guards.tape import shares_memory
 from benchsuite.conformance.models import families, tiny
+from benchsuite.judge.sources import EachRow
 from benchsuite.tests.rig import POLICIES, pairs_in_turn, slow_after, some_of
 from benchsuite.workshop.gpu_day import stages
+from benchsuite.workshop.machines.uneven_runs import Telling
 from specdec import Context, Draft, SamplingParams, Window
 from specdec.devices import HostCopy
 from specdec.interfaces import Env
@@ -45,7 +47,7 @@ DRAFTS = (
     "hybrid(sources='suffix, ngram(branches=2), eagle(head=trained)', merge=True, slots=3)",
     "hybrid(sources='suffix, ngram, eagle(head=trained)', extend=True, slots=3)",
 )
-CONTROLLERS = ("fixed", "adaptive", "goodput")
+CONTROLLERS = ("fixed", "adaptive", "goodput", "budget")
 TURNS = tuple(itertools.product(CONTROLLERS, (0.0, 1.0)))
 """Controllers and temperatures."""
 
@@ -102,6 +104,18 @@ def test_a_step_reads_once_waits_nowhere_and_can_be_replayed(
 def test_rows_end_and_others_enter_and_nobody_waits(draft: str, policy: str, backends: str) -> None:
     """The first of three requests ends, a fourth takes its row, and three equal steps follow."""
     must_hold(taken(draft, policy, "fixed", 1.0, rows=3, steps=5, enters=True, backends=backends))
+
+
+@pytest.mark.slow
+def test_rows_of_different_k_and_a_confidence_are_read_with_the_rest() -> None:
+    """K goes to the device in one copy that nobody waits for, and the confidence comes back with the one read."""
+    extra: tuple[tiny.Extra, ...] = (
+        ("draft", "telling", lambda env: Telling(env, rate=1.0)),
+        ("controller", "unlike", lambda env: EachRow(4, lambda row: 1 + row.request % 3)),
+    )
+    found = fake_cuda.fake_run("telling", controller="unlike", rows=3, steps=6, enters=True, extra=extra)
+    assert [*found.twins()], "no two steps were compared"
+    must_hold(found)
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ OPTIONS = {
     "controller": {
         "adaptive": "start=4, window=8, step=1, target=0.6, minimum=1, maximum=8",
         "fixed": "k=4",
+        "budget": "maximum=15, probe=8, price=0.0",
         "goodput": "maximum=15, probe=8",
     },
     "peer": {
@@ -145,6 +146,7 @@ def test_controllers_name_the_option_that_k_sets_and_peers_what_they_are_compare
     assert {name: of("controller", name).k_option for name in OPTIONS["controller"]} == {
         "adaptive": "start",
         "fixed": "k",
+        "budget": "maximum",
         "goodput": "maximum",
     }
     references = {name: getattr(of("peer", name).factory, "reference", None) for name in OPTIONS["peer"]}
