@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
@@ -14,34 +14,85 @@ from torch import Tensor
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.drafts import GREEDY, SAMPLED_ROWS, differ, follows_the_target, kit_assembly
 from benchsuite.conformance.exact.enumerator import Shape, chain, context
-from benchsuite.conformance.exact.exact_runs import one, run_distance
+from benchsuite.conformance.exact.exact_runs import PROMPTS, run_distance
 from benchsuite.conformance.exact.keys import in_common
 from benchsuite.conformance.faked import must_fit_a_gpu
 from benchsuite.conformance.guards.read_guard import guarded_steps
+from benchsuite.conformance.lent import lent_copy, refuse_writes
 from benchsuite.conformance.models import tiny
+from benchsuite.conformance.near_ties import HEATS, Offer, offers
 from benchsuite.conformance.replayed import must_replay
-from specdec import Context, Policy, SamplingParams, Verdict, Window
+from specdec import Context, Policy, Request, SamplingParams, Verdict, Window
 from specdec.interfaces import Contract
 from specdec_kernels.reference import Reference
 
 EXACT = 1e-12
 """The largest total variation that counts as rounding."""
 
-GAPS = (1e-4, 1e-3, 0.01, 0.1, 0.3, 0.6, 1.0, 2.0)
-"""Nats from the target's likeliest token to the next, where a greedy policy is offered that one."""
-
-WIDEST = 8
-"""Slots of the widest window with near ties."""
-
 FORK = Shape((-1, 0, 0, 1))
-Case = tuple[int, Shape, int, int]
-"""A vocabulary, the proposals, the length of an output, and the seed of both tables."""
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """Runs to enumerate: the vocabulary, the proposals, the length of each row's output, and the seed of both tables.
+
+    ``heat`` is the temperature. ``near``: the target's tokens are nearly equally likely; ``ids``: those of the tokens.
+    """
+
+    vocabulary: int
+    shape: Shape
+    lengths: tuple[int, ...]
+    seed: int = 0
+    heat: float = 1.0
+    near: bool = False
+    ids: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        near = ", nearly equally likely" if self.near else ""
+        ids = f" {list(self.ids)}" if self.ids else ""
+        rows = f", {len(self.lengths)} rows" if len(self.lengths) > 1 else ""
+        heat = f", temperature {self.heat}" if self.heat != 1 else ""
+        return f"{self.vocabulary} tokens{ids}{near}, parents {list(self.shape.parents)}{rows}{heat}"
+
+    def distance(self, policy: Policy, certain: bool, fresh: bool = False) -> float:
+        """The total variation between outputs under a policy and the target's; see ``run_distance``."""
+        work = [
+            Request(number, PROMPTS[number], SamplingParams(temperature=self.heat, max_new_tokens=length))
+            for number, length in enumerate(self.lengths)
+        ]
+        return run_distance(
+            policy,
+            self.vocabulary,
+            self.shape,
+            work,
+            rows=len(work),
+            certain=certain,
+            seed=self.seed,
+            near=self.near,
+            ids=self.ids,
+            fresh=fresh,
+        )
+
 
 # The residual of a chain has several tokens only with a larger vocabulary, and siblings share a coin unseen with two
 # tokens, and with most tables of three.
-CHAINS: tuple[Case, ...] = ((2, chain(1), 3, 0), (2, chain(2), 3, 0), (4, chain(1), 2, 0))
-FORKS: tuple[Case, ...] = ((2, FORK, 3, 0), (3, Shape((-1, 0, 0)), 3, 3))
+CHAINS: tuple[Enumerated, ...] = (
+    Enumerated(2, chain(1), (3,)),
+    Enumerated(2, chain(2), (3,)),
+    Enumerated(4, chain(1), (2,)),
+    Enumerated(3, chain(1), (2,), near=True, heat=0.5),
+    Enumerated(2, chain(1), (2, 1), near=True),
+    Enumerated(2, chain(1), (2,), near=True, heat=2.0, ids=(1200, 1500)),
+)
+FORKS: tuple[Enumerated, ...] = (
+    Enumerated(2, FORK, (3,)),
+    Enumerated(3, Shape((-1, 0, 0)), (3,), seed=3),
+    Enumerated(3, Shape((-1, 0, 0)), (2,), near=True),
+)
 SAMPLED = SamplingParams(temperature=1.0)
+WARM = SamplingParams(temperature=0.6, top_p=0.9)
+OTHERS = (replace(SAMPLED, temperature=0.3), replace(SAMPLED, temperature=1.6), WARM, replace(SAMPLED, top_k=9))
+"""Further parameters of sampled requests, for which a contract holds too."""
 
 
 @cache
@@ -58,29 +109,6 @@ def _random_windows(trees: bool) -> tuple[Window, Tensor]:
     logits = torch.randn(rows, size, vocabulary, generator=generator)
     q = torch.randn(rows, size - 1, vocabulary, generator=generator).softmax(dim=-1)
     return Window(tokens, (above if trees else chains).clone(), width, None if trees else q), logits
-
-
-def offered_ties(width: int, first: bool) -> tuple[Window, Tensor]:
-    """Windows of ``width`` slots, one row for each of ``GAPS`` and depth, and their logits.
-
-    The proposals are the target's likeliest tokens, but at the row's depth its second likeliest, so many nats below.
-    ``first``: the likeliest is a younger sibling of that, in one slot more.
-    """
-    generator = torch.Generator().manual_seed(width)
-    cases = list(itertools.product(range(1, width), GAPS))
-    logits = torch.randn(len(cases), width + first, 32, generator=generator)
-    best, second = logits.topk(2, dim=-1).indices.unbind(dim=-1)
-    gaps = torch.tensor([gap for _, gap in cases])
-    # The likeliest is so many nats above the second in every slot, whatever was drawn.
-    logits.scatter_(2, best[:, :, None], logits.gather(2, second[:, :, None]) + gaps[:, None, None])
-    tokens, parents = torch.zeros(len(cases), width + first, dtype=torch.int64), torch.arange(-1, width - 1 + first)
-    tokens[:, 1:width] = best[:, : width - 1]
-    above = parents.expand(len(cases), -1).clone()
-    for row, (depth, _) in enumerate(cases):
-        tokens[row, depth] = second[row, depth - 1]
-        if first:
-            tokens[row, width], above[row, width] = best[row, depth - 1], depth - 1
-    return Window(tokens, above, torch.full((len(cases),), width + first)), logits
 
 
 class PolicyChecks(Checks):
@@ -103,10 +131,12 @@ class PolicyChecks(Checks):
         policy = self.policy
         same(self.text, "trees", self.trees, policy.trees, "the class says so")
         same(self.text, "coupled", self.coupled, policy.coupled, "the class says so")
-        for params, claimed in ((GREEDY, self.greedy), (SAMPLED, self.sampled)):
+        sampled = [(params, self.sampled) for params in (SAMPLED, *OTHERS)]
+        for params, claimed in ((GREEDY, self.greedy), *sampled):
             says = policy.contract(params)
             if says != claimed:
-                raise Failed(f"{self.text} is {claimed}", f"it says {says}", f"temperature {params.temperature}")
+                example = f"temperature {params.temperature}, top-k {params.top_k}, top-p {params.top_p}"
+                raise Failed(f"{self.text} is {claimed}", f"it says {says}", example)
 
     @pytest.mark.parametrize("certain", [False, True])
     def test_its_distribution_is_what_its_contract_says(self, certain: bool) -> None:
@@ -114,30 +144,28 @@ class PolicyChecks(Checks):
         cases = CHAINS + FORKS if self.trees else CHAINS
         if self.sampled == "lossy":  # whose distance is shown, and holds no promise
             cases = CHAINS[1:2] + (FORKS[:1] if self.trees else ())
-        far = {case: self._distance(case, certain) for case in cases}
+        far = {case: case.distance(self.policy, certain) for case in cases}
         if self.sampled == "lossy":
             print(f"{self.text}: total variation {max(far.values()):.4f}")
         elif max(far.values()) > EXACT:
-            vocabulary, shape, tokens, _ = case = max(far, key=far.__getitem__)
-            fresh = self._distance(case, certain, fresh=True)
+            case = max(far, key=far.__getitem__)
+            fresh = case.distance(self.policy, certain, fresh=True)
             why = "" if fresh > EXACT else "; 0 if no noise were used twice: some draws or coins share a key"
             raise Failed(
                 f"{self.text} has the target's distribution",
-                f"total variation {far[case]:.4f} of {tokens} tokens{why}",
-                f"{vocabulary} tokens, parents {list(shape.parents)}, proposals {'certain' if certain else 'drawn'}",
+                f"total variation {far[case]:.4f} of {sum(case.lengths)} tokens{why}",
+                f"{case}, proposals {'certain' if certain else 'drawn'}",
             )
 
-    def _distance(self, case: Case, certain: bool, fresh: bool = False) -> float:
-        vocabulary, shape, tokens, seed = case
-        return run_distance(self.policy, vocabulary, shape, one(tokens), certain=certain, seed=seed, fresh=fresh)
-
-    @pytest.mark.parametrize("draft", ["draft_model", "ngram(n_min=1)"])
-    def test_sampled_outputs_have_the_targets_distribution(self, draft: str) -> None:
+    @pytest.mark.parametrize(
+        ("draft", "params"), [pytest.param("draft_model", SAMPLED), pytest.param("ngram(n_min=1)", WARM)]
+    )
+    def test_sampled_outputs_have_the_targets_distribution(self, draft: str, params: SamplingParams) -> None:
         """The same by samples over 258 tokens: what was enumerated are at most four, which a policy can count."""
         if self.sampled != "distribution":
             pytest.skip(f"claimed: sampled={self.sampled}")
         build = kit_assembly("llama", SAMPLED_ROWS, self.extra)
-        follows_the_target(draft, self.text, build, build.engine(draft, self.text, k=4), SAMPLED)
+        follows_the_target(draft, self.text, build, build.engine(draft, self.text, k=4), params)
 
     def test_seeds_and_requests_have_noise_of_their_own(self) -> None:
         """A request's draws and coins share no noise with those of another seed, or of another request."""
@@ -162,25 +190,34 @@ class PolicyChecks(Checks):
         """Offered the second likeliest at each depth of windows of every width, it emits the likeliest all the same."""
         if self.greedy != "exact":
             pytest.skip(f"claimed: greedy={self.greedy}")
-        for width, first in itertools.product(range(2, WIDEST + 1), [False, *[True] * self.trees]):
-            window, logits = offered_ties(width, first)
-            rows = _rows(context(Reference()), len(logits), 0)
-            params = replace(rows.params, temperature=torch.zeros_like(rows.params.temperature), greedy=True)
-            rows = replace(rows, params=params)
-            # As the engine gives them: see ``Policy``.
-            given = logits if self.policy.raw or self.policy.chooses else rows.process(logits, window)
-            verdict = self.policy.accept(given, window, rows)
-            best = logits.argmax(dim=-1)
-            for row, (path, kept) in enumerate(zip(verdict.path.tolist(), verdict.num_accepted.tolist(), strict=True)):
-                tokens = [*window.tokens[row, path[1 : kept + 1]].tolist(), int(verdict.next[row])]
-                likeliest = best[row, path[: kept + 1]].tolist()
-                if tokens != likeliest:
-                    gap = GAPS[row % len(GAPS)]
-                    raise Failed(
-                        f"greedy outputs of {self.text} are plain decoding's",
-                        f"it emits {tokens} where {likeliest} are the likeliest",
-                        f"a token {gap:g} nats below the likeliest, parents {window.parents[row].tolist()}",
-                    )
+        policy = self.policy
+        for offer in offers(self.trees, (0.0,)):
+            self._must_choose(policy, offer, "greedy", "the likeliest")
+
+    def test_sampled_it_keeps_no_token_that_was_nearly_drawn(self) -> None:
+        """The same where plain decoding draws: offered the token that came second by the noise of the draw."""
+        if self.sampled != "exact":
+            pytest.skip(f"claimed: sampled={self.sampled}")
+        policy = self.policy
+        for offer in offers(self.trees, HEATS):
+            self._must_choose(policy, offer, "sampled", "drawn")
+
+    def _must_choose(self, policy: Policy, offer: Offer, kind: str, chosen: str) -> None:
+        """Raise Failed where a row of an offer emits another token than plain decoding."""
+        window, params = offer.window, offer.context.params
+        bare = policy.raw or (policy.chooses and params.greedy and params.adjustments is None)  # as the engine decides
+        logits = offer.logits.clone() if bare else offer.context.process(offer.logits, window)
+        verdict, choices = policy.accept(logits, window, offer.context), offer.choices()
+        for row, (path, kept) in enumerate(zip(verdict.path.tolist(), verdict.num_accepted.tolist(), strict=True)):
+            tokens = [*window.tokens[row, path[1 : kept + 1]].tolist(), int(verdict.next[row])]
+            due = choices[row, path[: kept + 1]].tolist()
+            if offer.seen[row] and tokens != due:
+                where = f" {offer.condition}" if offer.condition else ""
+                raise Failed(
+                    f"{kind} outputs of {self.text} are plain decoding's",
+                    f"it emits {tokens} where {due} are {chosen}",
+                    f"a token {offer.gaps[row]:g} nats below{where}, parents {window.parents[row].tolist()}",
+                )
 
     def test_sampled_outputs_are_plain_where_claimed(self) -> None:
         """The tokens equal plain decoding's, because the policy draws with the target's own noise."""
@@ -229,13 +266,12 @@ class PolicyChecks(Checks):
                     f"{self.text} judges rows one by one", f"{got} in the batch, {expected} alone", f"row {row}"
                 )
 
-    def test_logits_are_not_written_to(self) -> None:
-        """The logits belong to the engine, and a tracer of the step reads them later."""
-        window, logits = _random_windows(self.trees)
-        before = logits.clone()
-        self._judge(window, logits)
-        if not torch.equal(before, logits):
-            raise Failed(f"{self.text} leaves the logits alone", "they were written to", "eight rows of five slots")
+    def test_it_writes_to_nothing_that_it_was_lent(self) -> None:
+        """Logits, window and context belong to the engine, which reads them later."""
+        window, logits = lent_copy(_random_windows(self.trees))
+        policy = self.policy
+        refuse_writes(self.text, policy, ["accept"])
+        policy.accept(logits, window, _rows(context(Reference()), len(logits), 0))
 
     @pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=1.0)], ids=["greedy", "sampled"])
     def test_a_step_can_be_recorded_and_replayed(self, params: SamplingParams) -> None:

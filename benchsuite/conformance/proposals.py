@@ -42,7 +42,7 @@ def proposals(
     see: Callable[[Proposal], None] = lambda seen: None,
     most: int | None = None,
 ) -> list[Proposal]:
-    """Run requests; return a record of every row of every window that has proposals.
+    """Run requests; return a record of every row of every window that has proposals, or a width below 1.
 
     ``ks`` maps a step, from 0, to its K; ``see`` receives each record before the target sees the window. After ``most``
     steps the requests are cancelled; None: they run to their ends.
@@ -57,10 +57,11 @@ def proposals(
         window = propose(context)
         for row, identity in enumerate(context.request.tolist()):
             proposed = int(window.width[row]) - 1
-            if proposed > 0:
+            if proposed:
                 text = context.history[row, : context.length_host[row]].tolist()
-                q = None if window.q is None else window.q[row, :proposed].clone()
-                tokens, parents = (part[row, 1 : proposed + 1].tolist() for part in (window.tokens, window.parents))
+                made = max(proposed, 0)  # a width below 1 is a fault, which has no proposals
+                q = None if window.q is None else window.q[row, :made].clone()
+                tokens, parents = (part[row, 1 : made + 1].tolist() for part in (window.tokens, window.parents))
                 room = int(context.max_proposals_host[row])
                 found.append(Proposal(by_id[identity], tuple(text), room, asked, tuple(tokens), tuple(parents), q))
                 see(found[-1])

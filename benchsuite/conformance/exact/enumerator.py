@@ -85,12 +85,21 @@ class Script(Reference):
 
     @staticmethod
     def _given(before: list[tuple[list[Share], int]], shares: list[Share]) -> list[Share]:
-        """The probabilities of a decision by noise that has made other decisions before."""
-        noise = Noise.of(len(shares))
-        for earlier, outcome in before:
+        """The probabilities of a decision by noise that has made other decisions before.
+
+        A token that is impossible in all of these decisions has no part in them.
+        """
+        made = [earlier for earlier, _ in before]
+        for earlier in made:
             assert len(earlier) == len(shares), f"a key draws over {len(earlier)} tokens and over {len(shares)}"
-            noise = noise.after(outcome, earlier)
-        return [noise.chance(token, shares) if share else share for token, share in enumerate(shares)]
+        there = [token for token, share in enumerate(shares) if share or any(earlier[token] for earlier in made)]
+        noise = Noise.of(len(there))
+        for earlier, outcome in before:
+            noise = noise.after(there.index(outcome), [earlier[token] for token in there])
+        left, chances = [shares[token] for token in there], [*shares]
+        for place, token in enumerate(there):
+            chances[token] = noise.chance(place, left) if shares[token] else shares[token]
+        return chances
 
     def others(self) -> Iterator[list[int]]:
         """After a run: the paths that begin as this one did, and then part from it past the end of ``path``."""

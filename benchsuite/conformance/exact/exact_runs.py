@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from benchsuite.conformance.exact.enumerator import Script, Shape, completions
-from benchsuite.conformance.exact.table_target import Table, TableDraft, Tabular, random_table
+from benchsuite.conformance.exact.table_target import Table, TableDraft, Tabular, near_table, random_table, with_ids
 from benchsuite.judge.sources import Always, EachRow
 from specdec import Draft, Engine, Policy, Request, SamplingParams
 from specdec.stats import RowStats
@@ -95,10 +96,12 @@ def output_distribution(distribution: Table, request: Request, vocabulary: int) 
         longer: dict[tuple[int, ...], float] = {}
         for out, weight in open_.items():
             for token, share in enumerate(warped(distribution((*request.prompt, *out)), request, out)):
+                if not share:
+                    continue
                 ends = token in params.eos or len(out) + 1 == params.max_new_tokens
                 (found if ends else longer)[*out, token] = weight * share
         open_ = longer
-    return {out: weight for out, weight in found.items() if weight}
+    return found
 
 
 def run_distance(
@@ -116,19 +119,27 @@ def run_distance(
     draft: Callable[[Table, Shape, bool], Draft] = TableDraft,
     fresh: bool = False,
     k_of: Callable[[RowStats], int] | None = None,
+    near: bool = False,
+    ids: Sequence[int] | None = None,
 ) -> float:
     """Return the total variation between the engine's outputs and independent runs of the target alone.
 
     ``broken`` replaces the draft's distribution in all of the first request's text; ``fresh``: as if every draw and
-    coin had noise of its own, whatever their keys; ``k_of``: see ``outputs``.
+    coin had noise of its own, whatever their keys; ``k_of``: see ``outputs``. ``near``: the target's tokens are nearly
+    equally likely. ``ids``: the tokens have these ids, in prompts too, of a vocabulary that ends with the last.
     """
-    q = random_table(("q", seed), vocabulary, zeros=zeros)
+    q, p = random_table(("q", seed), vocabulary, zeros=zeros), random_table(("p", seed), vocabulary, zeros=zeros)
+    if near:
+        p = near_table(("p", seed), vocabulary)
+    if ids is not None:
+        q, p, vocabulary = with_ids(q, ids), with_ids(p, ids), max(ids) + 1
+        requests = [replace(request, prompt=tuple(ids[token] for token in request.prompt)) for request in requests]
     first = requests[0].prompt
 
     def drafted(history: tuple[int, ...]) -> Sequence[float]:
         return q(history) if broken is None or history[: len(first)] != first else broken
 
-    distributions = random_table(("p", seed), vocabulary, zeros=zeros), drafted
+    distributions = p, drafted
     got = completions(
         lambda s: outputs(s, policy, distributions, vocabulary, shape, certain, requests, rows, span, draft, k_of),
         fresh=fresh,

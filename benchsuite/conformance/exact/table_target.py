@@ -44,6 +44,32 @@ def random_table(seed: object, vocabulary: int, parts: int = 16, zeros: bool = F
     return distribution
 
 
+def near_table(seed: object, vocabulary: int) -> Table:
+    """Return a table of distributions whose probabilities are nearly equal, and distinct: 100, 101 … of their sum."""
+
+    @cache
+    def distribution(history: History) -> Sequence[float]:
+        parts = [100 + token for token in range(vocabulary)]
+        random.Random(f"{seed} {history}").shuffle(parts)
+        return tuple(part / sum(parts) for part in parts)
+
+    return distribution
+
+
+def with_ids(table: Table, ids: Sequence[int]) -> Table:
+    """Return the table whose token ``ids[i]`` has the probability of token i; those between are impossible."""
+    places = {token: place for place, token in enumerate(ids)}
+
+    @cache
+    def distribution(history: History) -> Sequence[float]:
+        wide = [0.0] * (max(ids) + 1)
+        for token, share in zip(ids, table(tuple(places.get(token, -1) for token in history)), strict=True):
+            wide[token] = share
+        return tuple(wide)
+
+    return distribution
+
+
 class Tabular(ArenaModel):
     """Replaces a transformers model over the arena; float64, on the CPU.
 

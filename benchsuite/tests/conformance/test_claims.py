@@ -18,7 +18,6 @@ from benchsuite.conformance.backends import BackendChecks
 from benchsuite.conformance.claims import Checks, Failed, failures
 from benchsuite.conformance.controllers import _equal, _even_clock
 from benchsuite.conformance.drafts import DraftChecks
-from benchsuite.conformance.policies import GAPS, offered_ties
 from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
 from benchsuite.judge import fidelity
 from benchsuite.judge.favour import SHARES, Favour
@@ -252,12 +251,12 @@ def test_a_controllers_k_are_seen_in_order_and_it_is_left_as_it_was() -> None:
     kit = conformance.controller("fixed", k=3)
     engine, seen = kit().engine("garbage"), list[tuple[int, Any]]()
     before = engine.controller.next_k
-    asked = kit()._asked(engine, lambda step, k: seen.append((step, k)))
+    asked = kit()._asked(engine, lambda step, k, stats: seen.append((step, k)))
     assert seen == [*enumerate(asked)]
     assert {*asked} == {3}
     assert engine.controller.next_k == before
     with pytest.raises(ZeroDivisionError):
-        kit()._asked(engine, lambda step, k: 1 // 0)  # type: ignore[arg-type]
+        kit()._asked(engine, lambda step, k, stats: 1 // 0)  # type: ignore[arg-type]
     assert engine.controller.next_k == before
 
 
@@ -268,25 +267,6 @@ def test_two_runs_that_differ_are_told_by_the_first_step_that_does() -> None:
     assert str(failed.value) == (
         "\n  claimed:  it repeats\n  measured: K 2 once, 4 twice\n  example:  step 1 of requests by ngram"
     )
-
-
-@pytest.mark.parametrize("width", [2, 5])
-@pytest.mark.parametrize("first", [False, True])
-def test_a_near_tie_is_offered_at_each_depth_and_gap(width: int, first: bool) -> None:
-    """All proposals but one are the likeliest tokens; ``first``: the likeliest comes after that one."""
-    window, logits = offered_ties(width, first)
-    depths, nats = list[int](), list[float]()
-    for tokens, parents, rows in zip(window.tokens.tolist(), window.parents.tolist(), logits, strict=True):
-        gaps = [float(rows[above].max() - rows[above, token]) for token, above in zip(tokens, parents, strict=True)]
-        below = [slot for slot in range(1, len(tokens)) if gaps[slot]]
-        assert len(below) == 1
-        depths.append(below[0])
-        nats.append(gaps[below[0]])
-        assert parents == [*range(-1, width - 1), *[below[0] - 1] * first]
-        assert int((rows[below[0] - 1] > rows[below[0] - 1, tokens[below[0]]]).sum()) == 1
-    assert depths == [depth for depth in range(1, width) for _ in GAPS]
-    assert nats == pytest.approx([*GAPS] * (width - 1), abs=2e-6)
-    assert window.width.tolist() == [width + first] * len(logits)
 
 
 def test_what_the_kit_takes_for_granted_of_a_draft_and_a_policy() -> None:
