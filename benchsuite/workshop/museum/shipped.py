@@ -274,7 +274,7 @@ SHIPPED = (
         "vllm#42533",
         "proposals exceed the token budget",
         "stops",
-        ("specdec.rows:Rows.context", "max_proposals=room.clamp_(max=k)", "max_proposals=room.fill_(k)"),
+        ("specdec.rows:Rows.context", "room.clamp_(max=k)", "room.fill_(k)"),
         (
             "specdec.rows:Rows.context",
             "room_host = self.limit_host[:b] - self.length_host[:b] - 1",
