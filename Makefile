@@ -3,6 +3,7 @@
 # make bench-all  every draft with the policies that suit it, greedy and sampled, one row and four
 # make engines-bench  every engine at its best in one table with ours, certified
 # make engines    environments of vLLM, llama.cpp and others, in .engines/: some GB, some minutes (docs/engines.md)
+# make guests     drafts of other projects, each in an environment of its own in .guests/: certified, and a row (docs/other-projects.md)
 # make test       everything that needs no GPU
 # make test-oldest  the quick tests and those of fake GPUs with the lowest versions that pyproject.toml admits
 # make predictions   predictions beside what was measured, the advisor beside an exhaustive grid: some hours
@@ -39,7 +40,7 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
 	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
 
-.PHONY: demo bench bench-all predictions test test-oldest lint docs pictures gate gate-validate gpu-day sanitize mutate mutate-changed engines engines-bench clean
+.PHONY: demo bench bench-all predictions test test-oldest lint docs pictures gate gate-validate gpu-day sanitize mutate mutate-changed engines engines-bench guests clean
 
 demo bench bench-all docs predictions: export HF_HUB_OFFLINE = 1
 demo: $(READY)
@@ -126,6 +127,10 @@ sanitize: $(READY)
 # Another folder: ARGS="--into FOLDER"; some of them: ARGS="vllm llama_cpp".
 engines: $(READY)
 	$(BIN)/python -m benchsuite engines set-up $(ARGS)
+
+# Some of them: ARGS="rest". What cannot be set up is skipped by name.
+guests: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchsuite guests $(ARGS)
 
 # About an hour on two cores: vLLM's server takes a minute to start, and has a start for each K.
 engines-bench: $(READY)

@@ -29,7 +29,7 @@ def benchsuite_main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from benchsuite.engines.commands import add_engines
+    from benchsuite.engines.commands import add_engines, add_guests
 
     parser = argparse.ArgumentParser(prog="python -m benchsuite", description="Work with results; advice on a text.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.set_defaults(run=_convert)
     _add_predictions(commands)
     add_engines(commands)
+    add_guests(commands)
     return parser
 
 

@@ -35,6 +35,7 @@ def draft(
     memoryless: bool = True,
     replays: bool = False,
     fakes: bool = True,
+    one_read: bool = True,
     k: int = 4,
     family: str = "llama",
     factory: DraftFactory | None = None,
@@ -46,7 +47,8 @@ def draft(
     ``remembers``: finished requests change its proposals until ``forget``; the class declares it as ``learns``.
     ``memoryless``: its proposals depend only on the request and its text so far, not on the steps that led there.
     ``replays``: it asks ``Env.plain`` for the output that it is to propose. ``fakes``: it can be built and asked on
-    fake tensors of a GPU; False for one that loads a model of its own. ``k``: proposals of a step, over a tiny random
+    fake tensors of a GPU; False for one that loads a model of its own. ``one_read``: False for one that
+    itself reads the device in a step, so that a GPU would wait for it. ``k``: proposals of a step, over a tiny random
     target of ``family`` (the names of ``benchsuite.conformance.models.families``). ``factory``: the factory of a plugin
     that is not installed.
 
@@ -61,6 +63,7 @@ def draft(
         "memoryless": memoryless,
         "replays": replays,
         "fakes": fakes,
+        "one_read": one_read,
         "k": k,
         "family": family,
         "extra": _extra("draft", text, factory),

@@ -1,4 +1,4 @@
-"""``python -m benchsuite engines set-up|serve|bench|record``."""
+"""``python -m benchsuite engines set-up|serve|bench|record`` and ``python -m benchsuite guests``."""
 
 from __future__ import annotations
 
@@ -54,12 +54,29 @@ def add_engines(commands: Any) -> None:
     recorded.set_defaults(run=_record)
 
 
+def add_guests(commands: Any) -> None:
+    """Add the command ``guests``."""
+    guests = commands.add_parser("guests", help="drafts of other projects, certified (docs/other-projects.md)")
+    guests.add_argument("names", nargs="*", metavar="NAME", help="arctic_suffix, rest …; default: all")
+    guests.add_argument("--into", type=Path, default=".guests", help=f"the folder of all environments {SHOWN}")
+    guests.set_defaults(run=_guests)
+
+
 def _set_up(given: argparse.Namespace) -> None:
     from benchsuite.engines.environments import set_up_engines
     from benchsuite.engines.pins import chosen_pins
 
     if failed := set_up_engines(chosen_pins(given.names), given.into, _say):
         raise SpecdecError(f"not set up, for the reasons above: {', '.join(failed)}")
+
+
+def _guests(given: argparse.Namespace) -> None:
+    from benchsuite.engines.guests import chosen_guests, run_guests
+
+    guests = chosen_guests(given.names)
+    skipped, failed = run_guests(guests, given.into, _say)
+    if failed or len(skipped) == len(guests):
+        raise SpecdecError(f"certified {len(guests) - len(skipped) - len(failed)} of {len(guests)} guests, see above")
 
 
 def _serve(given: argparse.Namespace) -> None:

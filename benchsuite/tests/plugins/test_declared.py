@@ -10,15 +10,19 @@ from specdec import SamplingParams
 
 OPTIONS = {
     "draft": {
+        "arctic_suffix": "factor=1.0, offset=0.0, least=0.1, depth=64, cached=-1, tree=False",
         "custom_class": "path='', settings='{}', learns=False",
         "draft_model": "model=None, layers=None, vocabulary='same'",
         "eagle": "head='lite', alpha=0.5, max_draft=0, reset=True, beam=1, depth=5, least=0.0",
+        "flashspec_drafter": "drafter='flashspec.engine:NgramDrafter', settings='{}'",
         "garbage": "none",
         "hybrid": "sources='suffix, ngram', model_k=4, extend=False, merge=False, slots=0",
         "medusa": "num_heads=4, head_init='tie', temperature=1.0, top_p=1.0, beam=1, least=0.0",
         "ngram": "n_max=4, n_min=2, branches=1",
         "oracle": "rate=0.8, cost=''",
+        "rest": "datastore=''",
         "suffix": "factor=2.0, least=0.3, min_match=2, earlier=True, branches=1",
+        "transformers_candidates": "generator='PromptLookupCandidateGenerator', model=None, settings='{}'",
         "tree": "model=None, layers=None, beam=4, depth=4, least=0.0, widths=''",
     },
     "policy": {
@@ -62,9 +66,11 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "draft": (
         ("needs_hidden", "needs_logits", "branches", "looks_up", "extends", "learns", "small_ops"),
         {
+            "arctic_suffix": ("looks_up", "small_ops"),
             "garbage": ("small_ops",),
             "medusa": ("needs_hidden",),
             "ngram": ("looks_up", "extends", "small_ops"),
+            "rest": ("looks_up", "small_ops"),
             "suffix": ("looks_up", "small_ops"),
             "tree": ("branches",),
         },
@@ -106,11 +112,14 @@ def test_every_option_has_the_default_that_is_documented(kind: str) -> None:
     assert {name: entry.described for name, entry in found.items() if not entry.alias} == OPTIONS[kind]
 
 
+ELSEWHERE = ("custom_class", "arctic_suffix", "flashspec_drafter", "rest")
+"""Drafts of a class without which there is none, or of a package that is not here."""
+
 BUILT = [
     pytest.param(kind, name, id=name)
     for kind in ("draft", "policy", "controller")
     for name, options in OPTIONS[kind].items()
-    if options != "none" and name != "custom_class"  # which has no class without a path
+    if options != "none" and name not in ELSEWHERE
 ]
 """Plugins with options that can be built here; peers are programs of their own."""
 

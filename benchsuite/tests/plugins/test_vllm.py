@@ -404,8 +404,8 @@ def test_the_same_class_proposes_the_same_here_and_in_vllm(assemble: Make) -> No
 def test_the_class_of_the_tutorial_is_a_draft_and_equals_the_rigs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assemble: Make
 ) -> None:
-    page = Path(__file__).parents[3] / "docs" / "write-a-plugin.md"
-    section = page.read_text(encoding="utf-8").partition("## From and to vLLM")[2]
+    page = Path(__file__).parents[3] / "docs" / "other-projects.md"
+    section = page.read_text(encoding="utf-8").partition("## vLLM")[2]
     (tmp_path / "previous.py").write_text(blocks("python", section)[0])
     monkeypatch.syspath_prepend(tmp_path)
     [named] = re.findall(r'--specdec-draft "(.*)"', section)

@@ -22,6 +22,7 @@ ALIASES = {"vanilla": "draft_model", "medusa_lite": "medusa(head_init=tie)", "ea
 DRAFTS = sorted(
     (
         *ALIASES,
+        *("arctic_suffix", "flashspec_drafter", "rest", "transformers_candidates"),
         "custom_class",
         "draft_model",
         "eagle",

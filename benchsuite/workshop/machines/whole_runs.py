@@ -102,6 +102,8 @@ CONTROLLERS: dict[str, Options] = {
 
 NOT_DRAWN = {
     "custom_class": "it is the class that its path names: the kit has two",
+    **dict.fromkeys(("arctic_suffix", "flashspec_drafter", "rest"), "its package is not here: the kit has stand-ins"),
+    "transformers_candidates": "it is tested with generators of transformers, which it only asks",
     "draft_model.model": "a model's name or folder; its first layers draft",
     "draft_model.vocabulary": "of a model of its own",
     "tree.model": "a model's name or folder; its first layers draft",
