@@ -164,6 +164,26 @@ class OddDraft(Draft):
         raise ValueError("odd")
 
 
+class LayersDraft(OddDraft):
+    """A draft that reads both layers of the tiny target."""
+
+    hidden_layers = (0, 1)
+
+    def propose(self, context: Context) -> Window:
+        """Nothing."""
+        return Window.root(context)
+
+
+@pytest.mark.slow
+def test_the_card_says_what_a_draft_that_reads_layers_costs_a_token_and_nothing_of_others() -> None:
+    bench = Bench(MeasuringPlan(prompts=1))
+    bench.registry.add("draft", "both", lambda env: LayersDraft(env), "the tests")
+    bench.prepare([Arm(TINY, draft="both", k=2), NGRAM])
+    assert [line for line in bench.card if "layers" in line] == [
+        "note: both reads the outputs of layers 0, 1: 512 bytes a token"
+    ]
+
+
 @pytest.mark.slow
 def test_a_plugin_that_raises_fails_its_own_row_and_plain_that_raises_every_row(
     monkeypatch: pytest.MonkeyPatch,
