@@ -51,36 +51,39 @@ def continued(window: Window, tokens: Tensor, count: Tensor, room: Tensor) -> Wi
     return Window.chain(wide[:, 0], wide[:, 1:], proposed + more, q)
 
 
-def grown_together(elder: Window, younger: Window, room: Tensor, most: int) -> Window:
+def grown_together(elder: Window, younger: Window, first: Tensor, room: Tensor, most: int) -> Window:
     """One tree of two with the same pending token; a path that both have occurs once, as the elder's, which is certain.
 
-    Nodes are in order of depth, at each depth the elder's before the younger's, and what is over ``room`` int64 [B], at
-    most ``most``, is left out: the deepest nodes, which are accepted only if all before them are.
+    The elder's ``first`` int64 [B] proposals come first. The others are in order of depth, at each depth the elder's
+    before the younger's, and what is over ``room`` int64 [B], at most ``most``, is left out: the deepest, which are
+    accepted only if all before them are.
 
     A younger node is tried after the elder's siblings and only if it is none of them: its q is what it was drawn from,
     without their tokens.
 
-    Example: the chains 5 6 7 and 5 8 are the tree 5 → 6 → 7 and 5 → 8, with the tokens 5 6 8 7 and parents -1 0 0 1.
+    Example: the chains 5 6 7 and 5 8 are the tree 5 → 6 → 7 and 5 → 8, with the tokens 5 6 8 7 and parents -1 0 0 1, if
+    ``first`` is 0 or 1.
     """
-    (rows, first), second = elder.tokens.shape, younger.tokens.shape[1]
-    size, device = first + second - 1, elder.tokens.device
+    (rows, width), device = elder.tokens.shape, elder.tokens.device
+    size = width + younger.tokens.shape[1] - 1
     ours, theirs = _nodes(elder), _nodes(younger)
     shared, twin = _twins(elder, younger, ours, theirs)
-    # The nodes of both, the elder's first, by numbers: node i of the younger has number first - 1 + i.
+    # The nodes of both, the elder's first, by numbers: node i of the younger has number width - 1 + i.
     above = younger.parents[:, 1:].clamp(min=0)
     of_twin = shared.gather(1, above)
-    above = torch.where(above == 0, 0, torch.where(of_twin, twin.gather(1, above), first - 1 + above))
+    above = torch.where(above == 0, 0, torch.where(of_twin, twin.gather(1, above), width - 1 + above))
     parents = torch.cat([elder.parents.clamp(min=0), above], dim=1)
     tokens = torch.cat([elder.tokens, younger.tokens[:, 1:]], dim=1)
     kept = torch.cat([ours, (theirs & ~shared)[:, 1:]], dim=1)
     kept[:, 0] = True
     depth = torch.cat([elder.depth, younger.depth[:, 1:]], dim=1)
     numbers = torch.arange(size, device=device)
-    order = torch.where(kept, depth * size, size * size).add(numbers).argsort(dim=1)
+    turn = torch.where(numbers <= first[:, None], 0, depth)
+    order = torch.where(kept, turn * size, size * size).add(numbers).argsort(dim=1)
     slot = torch.empty_like(order).scatter_(1, order, numbers.expand(rows, -1))
     order, slots = order[:, : most + 1], numbers[: most + 1]
-    width = torch.minimum(kept.sum(dim=1), room + 1)
-    inside = slots < width[:, None]
+    nodes = torch.minimum(kept.sum(dim=1), room + 1)
+    inside = slots < nodes[:, None]
     placed = torch.where(inside, slot.gather(1, parents.gather(1, order)), 0)
     placed[:, 0] = -1
     q = None
@@ -89,7 +92,7 @@ def grown_together(elder: Window, younger: Window, room: Tensor, most: int) -> W
         drawn = _without(younger.q, elder.tokens, elders)
         both = torch.cat([_certain(elder.tokens[:, 1:], drawn), drawn], dim=1)
         q = both.gather(1, (order[:, 1:, None] - 1).expand(-1, -1, both.shape[2]))
-    return Window(tokens.gather(1, order), placed, width, q)
+    return Window(tokens.gather(1, order), placed, nodes, q)
 
 
 def _nodes(window: Window) -> Tensor:

@@ -48,9 +48,10 @@ class Lookup(Draft):
         return Window.ragged(context, [tokens for tokens, _ in trees], [parents for _, parents in trees])
 
 
-def merged(paths: Sequence[Sequence[int]], limit: int) -> tuple[list[int], list[int]]:
+def merged(paths: Sequence[Sequence[int]], limit: int, first: int = 0) -> tuple[list[int], list[int]]:
     """Merge continuations into one tree of at most ``limit`` nodes, level by level; shared beginnings occur once.
 
+    The first ``first`` nodes of the likeliest path come before all others.
     Returns the nodes' tokens and the slots of their parents (0 is the root, node i has slot i + 1).
 
     Example: ``merged([[5, 6], [5, 7]], 8)`` is ``([5, 6, 7], [0, 1, 1])``.
@@ -58,11 +59,11 @@ def merged(paths: Sequence[Sequence[int]], limit: int) -> tuple[list[int], list[
     tokens: list[int] = []
     parents: list[int] = []
     slots: dict[tuple[int, ...], int] = {(): 0}
-    for depth in range(max(map(len, paths), default=0)):
-        for path in paths:
-            node = tuple(path[: depth + 1])
-            if len(node) == depth + 1 and node not in slots and len(tokens) < limit:
-                tokens.append(int(node[-1]))
-                parents.append(slots[node[:-1]])
-                slots[node] = len(tokens)
+    deepest = max(map(len, paths), default=0)
+    levels = [tuple(path[: depth + 1]) for depth in range(deepest) for path in paths if len(path) > depth]
+    for node in [tuple(paths[0][: depth + 1]) for depth in range(first)] + levels:
+        if node not in slots and len(tokens) < limit:
+            tokens.append(int(node[-1]))
+            parents.append(slots[node[:-1]])
+            slots[node] = len(tokens)
     return tokens, parents

@@ -19,7 +19,7 @@ from benchsuite.conformance.exact.exact_runs import one
 from benchsuite.conformance.models import families
 from benchsuite.conformance.models.tiny import policy_named, requests
 from benchsuite.tests.rig import Make, slow_after
-from benchsuite.workshop.machines.joined_drafts import Behind, Listed, hybrid_maker
+from benchsuite.workshop.machines.joined_drafts import BRIEF, Behind, Listed, hybrid_maker, hybrid_over
 from specdec import Context, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec_kernels.reference import Reference
 from specdec_plugins.drafts.hybrid import cheap_proposals
@@ -159,11 +159,11 @@ def paths_of(tokens: list[int], parents: list[int]) -> list[Path]:
     return found
 
 
-def union_by_hand(elder: list[Path], younger: list[Path], room: int) -> list[tuple[Path, int | None]]:
-    """The nodes of both in order of depth, and for one of the younger its slot there."""
+def union_by_hand(elder: list[Path], younger: list[Path], first: int, room: int) -> list[tuple[Path, int | None]]:
+    """The elder's first nodes, then those of both in order of depth, and for one of the younger its slot there."""
     nodes: list[tuple[Path, int | None]] = [(path, None) for path in elder]
     nodes += [(path, slot) for slot, path in enumerate(younger) if path not in elder]
-    return sorted(nodes, key=lambda node: len(node[0]))[: room + 1]
+    return (nodes[: first + 1] + sorted(nodes[first + 1 :], key=lambda node: len(node[0])))[: room + 1]
 
 
 def test_two_trees_make_the_tree_of_all_their_paths() -> None:
@@ -173,12 +173,13 @@ def test_two_trees_make_the_tree_of_all_their_paths() -> None:
         elders, youngers = ([tree_of(coins, most) for _ in range(3)] for most in (5, 4))
         q = drawn_q(3, max(len(tokens) for tokens, _ in youngers) - 1, turn) if turn % 2 else None
         room = [coins.randint(0, 9) for _ in range(3)]
+        whole = [coins.randrange(len(tokens)) if coins.random() < 0.5 else 0 for tokens, _ in elders]
         elder, younger = window_of(elders), window_of(youngers, q)
         most = min(max(room), elder.tokens.shape[1] + younger.tokens.shape[1] - 2)
-        found = grown_together(elder, younger, torch.tensor(room), most)
+        found = grown_together(elder, younger, torch.tensor(whole), torch.tensor(room), most)
         found.check(3, most + 1, VOCABULARY, "both")
         for row in range(3):
-            expected = union_by_hand(paths_of(*elders[row]), paths_of(*youngers[row]), room[row])
+            expected = union_by_hand(paths_of(*elders[row]), paths_of(*youngers[row]), whole[row], room[row])
             width = int(found.width[row])
             got = paths_of(found.tokens[row, :width].tolist(), found.parents[row, :width].tolist())
             assert got == [path for path, _ in expected]
@@ -201,7 +202,7 @@ def test_two_trees_make_the_tree_of_all_their_paths() -> None:
 
 
 def test_the_example_of_the_docstring() -> None:
-    found = grown_together(chains([[5, 6, 7]], [2]), chains([[5, 8]], [1]), torch.tensor([9]), 3)
+    found = grown_together(chains([[5, 6, 7]], [2]), chains([[5, 8]], [1]), torch.tensor([1]), torch.tensor([9]), 3)
     assert (found.tokens.tolist(), found.parents.tolist(), found.width.tolist()) == (
         [[5, 6, 8, 7]],
         [[-1, 0, 0, 1]],
@@ -240,6 +241,21 @@ def test_what_several_sources_propose_leaves_the_targets_distribution(
 ) -> None:
     """Every outcome of whole runs: certain chains beside and behind drawn ones, cut where the slots are fewer."""
     assert exact_runs.run_distance(policy_named(policy), vocabulary, shape, work, draft=draft, seed=1) < 1e-12
+
+
+def test_a_merged_tree_begins_with_what_the_row_has_without_merging() -> None:
+    """A long first chain leaves no slot to others, a short one some; they are filled in order of depth."""
+    long, short, other = [1, 2, 1, 2, 1], [1, 1], [[2, 2, 0], [2, 1]]
+    for room, slots, paths, expected in (
+        (5, 3, [long, *other], ([1, 2, 1, 2, 1], [0, 1, 2, 3, 4])),
+        (9, 7, [long, *other], ([1, 2, 1, 2, 1, 2, 2], [0, 1, 2, 3, 4, 0, 6])),
+        (9, 4, [short, *other], ([1, 1, 2, 2], [0, 1, 0, 3])),
+        (9, 5, [short, *other], ([1, 1, 2, 2, 1], [0, 1, 0, 3, 3])),
+        (2, 5, [long[:2], *(path[:2] for path in other)], ([1, 2], [0, 1])),
+    ):
+        window = hybrid_over(Listed(paths), merge=True, slots=slots).propose(rows_of_text([[0]], room))
+        width = int(window.width[0])
+        assert (window.tokens[0, 1:width].tolist(), window.parents[0, 1:width].tolist()) == expected
 
 
 @pytest.mark.parametrize(
@@ -297,8 +313,8 @@ def test_a_model_that_is_the_target_is_kept_whole_whatever_stands_beside_it(
     model: str, temperature: float, itself: str, assemble: Make
 ) -> None:
     """Its three proposals are the target's own, under the parents that they were drawn after."""
-    text = f"hybrid(sources='ngram(n_min=1), {model.format(path=itself)}', merge=True, model_k=3, slots=7)"
-    engine = assemble(max_rows=3, max_length=160).engine(text, k=7)
+    text = f"hybrid(sources='brief, {model.format(path=itself)}', merge=True, model_k=3, slots=7)"
+    engine = assemble(max_rows=3, max_length=160, extra=(BRIEF,)).engine(text, k=7)
     kept, branched = [], 0
 
     def watch(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:

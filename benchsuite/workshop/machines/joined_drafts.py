@@ -10,7 +10,7 @@ import torch
 
 from benchsuite.conformance.exact.enumerator import Shape
 from benchsuite.conformance.exact.table_target import Table, TableDraft
-from specdec import Context, Draft, Window
+from specdec import Context, Draft, Env, Window
 from specdec_plugins.drafts.hybrid import Hybrid
 from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.lookup import History
@@ -46,6 +46,21 @@ class Behind(Ngram):
     def continuations(self, row: int, history: History, limit: int) -> list[list[int]]:
         """Nothing."""
         return []
+
+
+class Brief(Ngram):
+    """The first two tokens of what n-grams find: a lookup that leaves slots to others."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env, n_min=1)
+
+    def continuations(self, row: int, history: History, limit: int) -> list[list[int]]:
+        """At most two tokens."""
+        return super().continuations(row, history, min(limit, 2))
+
+
+BRIEF = ("draft", "brief", Brief)
+"""A registration for an assembly over a tiny target."""
 
 
 def hybrid_over(*sources: Draft, rows: int = 1, **options: Any) -> Hybrid:

@@ -36,7 +36,7 @@ from benchsuite.judge.sources import Always
 from benchsuite.judge.ties import Judge
 from benchsuite.workshop.machines.arena_machine import Rollback
 from benchsuite.workshop.machines.engine_machine import EngineMachine
-from benchsuite.workshop.machines.joined_drafts import Behind, Listed, hybrid_maker
+from benchsuite.workshop.machines.joined_drafts import BRIEF, Behind, Listed, hybrid_maker
 from benchsuite.workshop.machines.keyed_runs import chance_of_tokens, keyed_tokens
 from benchsuite.workshop.machines.processed import slots_beside_transformers
 from benchsuite.workshop.machines.renamed import shuffled_draft
@@ -266,8 +266,8 @@ def drafting() -> None:
         )
         engine.run(tiny.requests(GREEDY, 3))
         assert whole == {3}, f"a tree of the target itself is kept to depths {whole}, not 3"
-        text = f'hybrid(sources="ngram(n_min=1), draft_model(model={itself})", merge=True, model_k=3, slots=7)'
-        engine = build.engine(text, k=7)
+        text = f'hybrid(sources="brief, draft_model(model={itself})", merge=True, model_k=3, slots=7)'
+        engine = tiny.assembly("llama", max_rows=3, backend="reference", extra=(BRIEF,)).engine(text, k=7)
         least: list[int] = []
         engine.trace = lambda context, window, logits, verdict: least.extend(
             int(kept) for kept, room in zip(verdict.num_accepted, context.max_proposals_host, strict=True) if room == 7

@@ -31,8 +31,8 @@ class Hybrid(Draft):
 
     With ``extend``, the first source that can (``Draft.extends``, as ngram) goes on behind each row's last proposal,
     whoever made it. With ``merge`` every source is asked for every row, and their chains and trees are verified as one
-    tree, in which a common beginning occurs once. A row is then filled up to ``slots`` proposals; a longer chain of a
-    lookup, or of the last source, keeps its length.
+    tree, in which a common beginning occurs once. Both begin with the proposals that the row has without them, and fill
+    the row up to ``slots``; nothing of those is left out.
 
     Source: the order of SuffixDecoding's hybrid, Oliaro et al. 2411.04975, section 4.
 
@@ -182,19 +182,19 @@ class Hybrid(Draft):
         return joining.rows_of_either(looked, drafted, theirs > 0)
 
     def _merged(self, context: Context, found: Found, drafted: Window | None) -> Window:
-        """One tree of all that was found and drafted, as large as ``slots`` or the first chain."""
+        """One tree of all that was found and drafted: each row's first chain, filled up to ``slots``."""
         if drafted is not None and not any(found):
             self._drafted = True
             return drafted
-        longest = [max(self._slots, len(next(iter(paths), ()))) for paths in found]
-        limits = np.minimum(context.max_proposals_host, longest)
-        trees = [merged(paths, int(limit)) for paths, limit in zip(found, limits, strict=True)]
+        first = np.array([len(next(iter(paths), ())) for paths in found])
+        limits = np.minimum(context.max_proposals_host, np.maximum(first, self._slots))
+        trees = [merged(*row) for row in zip(found, limits.tolist(), first.tolist(), strict=True)]
         looked = Window.ragged(context, [tokens for tokens, _ in trees], [parents for _, parents in trees])
         if drafted is None:
             return looked
-        [room] = uploaded(context.tokens.device, limits)
+        whole, room = uploaded(context.tokens.device, first, limits)
         most = min(int(limits.max()), looked.tokens.shape[1] + drafted.tokens.shape[1] - 2)
-        return joining.grown_together(looked, drafted, room, most)
+        return joining.grown_together(looked, drafted, whole, room, most)
 
     def _extended(self, context: Context, window: Window, found: Found, drafted: bool) -> Window:
         """The window, in which the extending source goes on behind every row's last proposal."""
