@@ -17,7 +17,7 @@ from torch import Tensor
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.faked import must_fit_a_gpu
 from benchsuite.conformance.guards.read_guard import guarded_steps
-from benchsuite.conformance.guards.target_guard import within_target
+from benchsuite.conformance.guards.target_guard import hooked_modules, within_target
 from benchsuite.conformance.lent import Loans, refuse_writes
 from benchsuite.conformance.models import tiny
 from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
@@ -103,9 +103,13 @@ class DraftChecks(Checks):
         return found
 
     def test_it_is_what_it_claims(self) -> None:
-        """The claims ``trees``, ``hidden``, ``remembers`` and ``sampled``."""
-        draft = self.engine(self.uncoupled).draft
+        """The claims ``trees``, ``hidden``, ``remembers`` and ``sampled``; states come from the engine alone."""
+        engine = self.engine(self.uncoupled)
+        draft, before = engine.draft, hooked_modules(kit_assembly(self.family, 2, self.extra).target)
         assert draft is not None
+        if hooked_modules(engine.target) != before:
+            measured = f"it hooks into {' and '.join(hooked_modules(engine.target))} of the target"
+            raise Failed(f"{self.text} reads states that it asks for", measured, "needs_hidden and hidden_layers ask")
         same(self.text, "trees", self.trees, draft.branches, "the class says so")
         same(self.text, "hidden", self.hidden, bool(Taps.of([draft])), "needs_hidden or hidden_layers say so")
         same(self.text, "remembers", self.remembers, draft.learns, "the class says so, as `learns`")
@@ -372,7 +376,11 @@ class DraftChecks(Checks):
 
 
 def _alike(seen: Proposal, again: Proposal | None) -> bool:
-    return again is not None and (seen.tokens, seen.parents) == (again.tokens, again.parents)
+    if again is None or (seen.tokens, seen.parents) != (again.tokens, again.parents):
+        return False
+    if seen.confidence is None or again.confidence is None:
+        return seen.confidence is again.confidence
+    return all(abs(one - other) < 1e-3 for one, other in zip(seen.confidence, again.confidence, strict=True))
 
 
 def _differ(first: list[Proposal], second: list[Proposal]) -> bool:
@@ -400,6 +408,9 @@ def _malformed(seen: Proposal, vocabulary: int) -> str | None:
         return f"a token id outside 0 … {vocabulary - 1}"
     if not all(0 <= parent <= index for index, parent in enumerate(seen.parents)):
         return "a parent that is no earlier slot"
+    unsure = [chance for chance in seen.confidence or () if not 0 <= chance <= 1]
+    if unsure:
+        return f"a confidence of {unsure[0]}, which is no chance from 0 to 1"
     if seen.q is not None:
         if seen.q.dtype != torch.float32:
             return f"q of {seen.q.dtype}"

@@ -14,7 +14,8 @@ from specdec import Context, Engine, Request, Window
 class Proposal:
     """One row of one window: the request, its text so far, its room, the K asked for, and the proposals.
 
-    ``tokens`` and ``parents`` are those of the proposals (slot 1 on, parents as slots); ``q`` float [K, V] or None.
+    ``tokens`` and ``parents`` are those of the proposals (slot 1 on, parents as slots); ``q`` float [K, V] or None, and
+    ``confidence`` the draft's own in each of them, or None.
     """
 
     request: Request
@@ -24,6 +25,7 @@ class Proposal:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     q: Tensor | None
+    confidence: tuple[float, ...] | None = None
 
     def __str__(self) -> str:
         chain = self.parents == tuple(range(len(self.parents)))
@@ -63,7 +65,9 @@ def proposals(
                 q = None if window.q is None else window.q[row, :made].clone()
                 tokens, parents = (part[row, 1 : made + 1].tolist() for part in (window.tokens, window.parents))
                 room = int(context.max_proposals_host[row])
-                found.append(Proposal(by_id[identity], tuple(text), room, asked, tuple(tokens), tuple(parents), q))
+                told, all_sure = (tuple(text), room, asked, tuple(tokens), tuple(parents), q), window.confidence
+                sure = None if all_sure is None else tuple(all_sure[row, 1 : made + 1].tolist())
+                found.append(Proposal(by_id[identity], *told, confidence=sure))
                 see(found[-1])
         return window
 

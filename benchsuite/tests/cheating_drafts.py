@@ -202,6 +202,107 @@ class Rereading(RepeatPending):
             pass
 
 
+class LayerScribe(RepeatPending):
+    """Scales the outputs of layers in place."""
+
+    hidden_layers = (0, 1)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        assert hidden is not None
+        hidden[:, :, 1].mul_(0.5)
+
+
+class ClingingToLayers(Clinging):
+    """Keeps the output of one of two layers until its next proposal."""
+
+    needs_hidden, hidden_layers = False, (0, 1)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        assert hidden is not None
+        self._seen = hidden[:, :, 0]
+
+
+class Trespassing(RepeatPending):
+    """Reads a layer that it did not ask for from what it is given."""
+
+    hidden_layers = (0,)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        assert hidden is not None
+        hidden[:, :, 1].sum()
+
+
+class Listening(RepeatPending):
+    """Reads a layer that it did not ask for from the target's modules."""
+
+    def __init__(self, env: Any) -> None:
+        env.target.model.get_input_embeddings().register_forward_hook(lambda module, given, out: None)
+
+
+class Eraser(RepeatPending):
+    """Writes to the verified logits."""
+
+    needs_logits = True
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        assert verdict.logits is not None
+        verdict.logits.zero_()
+
+
+class ClingingToLogits(Clinging):
+    """Keeps the verified logits until its next proposal."""
+
+    needs_hidden, needs_logits = False, True
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        self._seen = verdict.logits
+
+
+class Presuming(RepeatPending):
+    """Reads the verified logits without asking for them."""
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        verdict.logits.argmax(dim=-1)  # type: ignore[union-attr]
+
+
+class Unsure(RepeatPending):
+    """Has no number for its confidence."""
+
+    @staticmethod
+    def sure(context: Context, window: Window) -> Tensor:
+        """The confidence [B, W] of a window."""
+        return torch.full_like(window.tokens, torch.nan, dtype=torch.float32)
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        return replace(window, confidence=self.sure(context, window))
+
+
+class Overconfident(Unsure):
+    """Is surer than certain."""
+
+    @staticmethod
+    def sure(context: Context, window: Window) -> Tensor:
+        return torch.full_like(window.tokens, 1.5, dtype=torch.float32)
+
+
+class Misplaced(Unsure):
+    """Gives each row the confidence of another."""
+
+    @staticmethod
+    def sure(context: Context, window: Window) -> Tensor:
+        own = (context.length % 7)[:, None] / 10
+        return own.roll(1, dims=0).expand(window.tokens.shape)
+
+
+class RootlessConfidence(Unsure):
+    """Has a confidence for each proposal, and none for the pending token's slot."""
+
+    @staticmethod
+    def sure(context: Context, window: Window) -> Tensor:
+        return torch.ones_like(window.tokens[:, 1:], dtype=torch.float32)
+
+
 HIDDEN: dict[str, Any] = {"hidden": True}
 OVERWRITTEN = "planted keeps nothing that it was lent.*something else where that is overwritten"
 CHEATING_DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
@@ -216,6 +317,17 @@ CHEATING_DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (Nostalgic, {"memoryless": False}, "keeps_nothing_that_it_was_lent", OVERWRITTEN),
     (Reviewing, {"memoryless": False}, "keeps_nothing_that_it_was_lent", OVERWRITTEN),
     (Unseeded, {"memoryless": False}, "keeps_nothing_that_it_was_lent", "proposes the same in every run.*differ"),
+    (LayerScribe, HIDDEN, "writes_to_nothing", r"observe changed \['hidden'\]"),
+    (ClingingToLayers, HIDDEN, "keeps_nothing_that_it_was_lent", OVERWRITTEN),
+    (Trespassing, HIDDEN, "is_what_it_claims", "IndexError.*index 1 is out of bounds"),
+    (Listening, {}, "is_what_it_claims", "reads states that it asks for.*hooks into .*embed_tokens"),
+    (Eraser, {}, "writes_to_nothing", r"observe changed \['Verdict.logits'\]"),
+    (ClingingToLogits, {}, "keeps_nothing_that_it_was_lent", OVERWRITTEN),
+    (Presuming, {}, "is_what_it_claims", "'NoneType' object has no attribute 'argmax'"),
+    (Unsure, {}, "well_formed", "a confidence of nan, which is no chance"),
+    (Overconfident, {}, "well_formed", "a confidence of 1.5, which is no chance"),
+    (Misplaced, {}, "follows_from", "windows are not what it proposes"),
+    (RootlessConfidence, {}, "is_what_it_claims", "confidence None or floats"),
     (Widthless, {}, "well_formed", "a width below 1"),
     (Doubled, {"sampled": True}, "well_formed", "q of torch.float64"),
     (Dozing, {}, "goes_on", "goes on with a text that it kept.*of 3 texts"),

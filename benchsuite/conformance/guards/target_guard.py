@@ -1,4 +1,4 @@
-"""A guard over runs: which of a draft's own calls run the target."""
+"""Guards of the target: which of a draft's own calls run it, and where somebody listens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdec import Draft, Engine
+from specdec.model import ArenaModel
 
 CALLS = ("admit", "release", "move", "keep", "resume", "prefilled", "propose", "observe", "look_up", "forget")
 """Methods of a draft that an engine calls."""
@@ -46,3 +47,9 @@ def within_target(engine: Engine) -> Iterator[list[str]]:
         for name in ("forward", "extend"):
             patch.setattr(target, name, counted(getattr(target, name)))
         yield found
+
+
+def hooked_modules(target: ArenaModel) -> list[str]:
+    """Names of the modules of a target's model that have hooks of a forward."""
+    modules = target.model.named_modules()
+    return [name for name, module in modules if module._forward_hooks or module._forward_pre_hooks]
