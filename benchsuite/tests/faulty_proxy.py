@@ -153,8 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
             for place in filter(wrong, range(len(tokens))):
                 tokens[place] = INSTEAD
                 self.server.changed += 1
+                choice.pop("token_ids", None)
                 if named:
-                    named[place].pop("id", None)  # llama.cpp's, which is of the token that was there
+                    named[place].pop("id", None)  # of the token that was there: llama.cpp's, and vLLM's below
                     named[place] |= {"token": INSTEAD, "bytes": [*INSTEAD.encode()], "logprob": -5.0}
                 else:
                     listed["tokens"][place], listed["token_logprobs"][place] = INSTEAD, -5.0

@@ -213,7 +213,15 @@ def _silent(reply: Reply) -> bool:
 def _compared(prompt: int, plain: Reply, other: Reply, bound: Bound) -> ServedDifference | None:
     """The first difference of two replies; of texts alone where one has no log-probabilities."""
     if not (_silent(plain) or _silent(other)):
-        return logprob_ties.compare_outputs(prompt, plain.tokens, other.tokens, bound)
+        found = logprob_ties.compare_outputs(prompt, plain.tokens, other.tokens, bound)
+        if found or plain.text == other.text:
+            return found
+        # Tokens of the same numbers may be written otherwise, and the text is what a user gets.
+        pairs = zip(plain.tokens, other.tokens, strict=True)
+        place, (one, two) = next(
+            ((n, pair) for n, pair in enumerate(pairs) if pair[0].text != pair[1].text), (0, (plain, other))
+        )
+        return ServedDifference(prompt, place, one.text[:60], two.text[:60], "not judged", None, ((), ()))
     if plain.text == other.text:
         return None
     return ServedDifference(prompt, 0, plain.text[:60], other.text[:60], "not judged", None, ((), ()))

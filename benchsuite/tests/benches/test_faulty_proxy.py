@@ -27,9 +27,10 @@ def hundreds_of_words(chat: bool) -> Fault:
     ]
     listed = {"tokens": list(WORDS), "token_logprobs": [-1.0] * len(WORDS), "top_logprobs": None, "text_offset": []}
     choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
-    choice |= (
-        {"message": {"content": text}, "logprobs": {"content": named}} if chat else {"text": text, "logprobs": listed}
-    )
+    if chat:
+        choice |= {"message": {"content": text}, "logprobs": {"content": named}}
+    else:
+        choice |= {"text": text, "logprobs": listed, "token_ids": [*range(len(WORDS))]}
     used = {"prompt_tokens": 3, "completion_tokens": len(WORDS)}
     return Fault((plain_answer("200 OK", json.dumps({"choices": [choice], "usage": used})),))
 

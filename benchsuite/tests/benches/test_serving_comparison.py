@@ -165,6 +165,19 @@ def test_with_echo_every_token_is_judged_and_without_it_those_up_to_a_first_diff
     )
 
 
+def test_tokens_of_plains_numbers_whose_text_is_another_are_not_certified() -> None:
+    """A text in which a proxy had changed a token passed before vLLM, which numbers the tokens of an answer."""
+    plain, spec = speaking(), speaking()
+    [found] = certified(plain, MadeUpServer(lambda ask: _written_otherwise(spec.answer(ask))))
+    assert found.state == "differs, not judged"
+    assert f"{len(PROMPTS)} differences not judged" in found.lines[0]
+
+
+def _written_otherwise(reply: Reply) -> Reply:
+    first, *rest = reply.tokens
+    return replace(reply, text="#" + reply.text[1:], tokens=(replace(first, text="#"), *rest))
+
+
 def test_a_text_without_log_probabilities_is_compared_as_a_text() -> None:
     """By its first sixty signs, whoever says them; where all of a server's are, its certificate is of texts alone."""
     said, shown = {"p:": "long " * 20}, repr("long " * 12)
