@@ -418,7 +418,7 @@ def test_a_run_without_a_full_step_is_refused() -> None:
 def test_queues_see_the_cells_that_grouping_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a forward costs what its longest row has, grouping must pay, and a second run is the first."""
     clock, assembly = SaidTime(monkeypatch), small_assembly(128)
-    clock.tick_with(monkeypatch, assembly.target, "forward", lambda arena, window, live, longest: float(longest))
+    clock.tick_with(monkeypatch, assembly.target, "forward", lambda arena, window, live, longest, *taps: float(longest))
     rows = {row.contrast.arm: row for row in alternated(queues_family(assembly, TEXT, 24), rounds=1)}
     assert rows["ragged, grouped"].each[0] > 1.05
     assert rows["ragged again"].each == [1.0]

@@ -61,7 +61,7 @@ PAIR = 0.75
 TESTS = (
     *(f"kernels.test_{name}" for name in ("backends", "flex", "float16")),
     *(f"specdec.test_{name}" for name in ("engine", "equality", "graphed", "ops", "sampling")),
-    *("conformance.test_built_in", "plugins.test_vocabulary", "workshop.test_power"),
+    *("conformance.test_built_in", "plugins.test_guests", "plugins.test_vocabulary", "workshop.test_power"),
 )
 """Files of ``benchsuite.tests`` with tests for a GPU: all that ``-m cuda`` selects."""
 
