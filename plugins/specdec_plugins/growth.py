@@ -102,13 +102,13 @@ class Growth:
         most = min(most, nodes)
         best = self.score.topk(most, dim=1)
         likely = best.values > torch.log(torch.tensor(least)) if least > 0 else best.values.isfinite()
-        likely &= torch.arange(most, device=likely.device) < context.max_proposals[:, None]
+        numbers = torch.arange(1, most + 1, device=likely.device).expand(rows, -1)
+        likely &= numbers <= context.max_proposals[:, None]
         # A node's number is above its parent's, so order by number keeps parents first; nodes left out go last.
         chosen = torch.where(likely, best.indices, nodes).sort(dim=1).values
         inside = chosen < nodes
         chosen = chosen.clamp(max=nodes - 1)
         slot = torch.zeros(rows, nodes + 1, dtype=torch.int64, device=chosen.device)
-        numbers = torch.arange(1, most + 1, device=chosen.device).expand(rows, -1)
         slot.scatter_(1, torch.where(inside, chosen, nodes), numbers)
         above = self.parents.gather(1, chosen)
         parents = torch.where(inside & (above >= 0), slot.gather(1, above.clamp(min=0)), 0)
