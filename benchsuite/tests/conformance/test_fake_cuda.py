@@ -22,6 +22,7 @@ from benchsuite.conformance.guards import fake_cuda
 from benchsuite.conformance.guards.fake_cuda import FakeRun
 from benchsuite.conformance.guards.tape import shares_memory
 from benchsuite.conformance.models import families, tiny
+from benchsuite.engines.guests import known_guests
 from benchsuite.judge.sources import EachRow
 from benchsuite.tests.rig import POLICIES, pairs_in_turn, slow_after, some_of
 from benchsuite.workshop.gpu_day import stages
@@ -141,10 +142,12 @@ def test_a_tensor_of_numbers_is_made_on_the_device_that_is_asked_for() -> None:
 
 
 def test_every_built_in_is_among_the_pairs() -> None:
+    """Guests are left out: their kits take such steps with stand-ins of their packages, or claim ``fakes=False``."""
     registry = tiny.registry()
     for kind, given in (("draft", DRAFTS), ("policy", POLICIES), ("controller", CONTROLLERS)):
         tried = {registry.parse(kind, text)[0].factory for text in given}
-        assert tried == {registry.parse(kind, name)[0].factory for name in registry.names(kind)}
+        due = set(registry.names(kind)) - (known_guests().keys() if kind == "draft" else set())
+        assert tried == {registry.parse(kind, name)[0].factory for name in due}
 
 
 BUDGET = [
