@@ -173,8 +173,16 @@ def test_an_exact_policy_draws_each_coin_and_token_with_the_key_of_its_place_pur
     slots, handed = torch.arange(3), dict[str, torch.Tensor]()
 
     class Watched(Reference):
-        def _kept(self, distribution: torch.Tensor, window: Window, **keys: torch.Tensor) -> None:
-            handed.update(keys, distribution=distribution)
+        def _kept(
+            self,
+            distribution: torch.Tensor,
+            window: Window,
+            accept_key: torch.Tensor,
+            residual_key: torch.Tensor,
+            bonus_key: torch.Tensor,
+        ) -> None:
+            handed.update(distribution=distribution, accept_key=accept_key)
+            handed.update(residual_key=residual_key, bonus_key=bonus_key)
 
         rejection_sample = block_sample = tree_sample = _kept  # type: ignore[assignment]
 

@@ -44,6 +44,7 @@ USAGE = {
     "engines serve": "--model MODEL [--speculation HOW] [--k K] [--draft-model MODEL] [--port PORT] "
     "[--threads THREADS] [--max-length MAX_LENGTH] [--rows ROWS] [--set NAME=VALUE] [--into INTO] NAME",
     "engines record": "--into FILE [--note NAME=TEXT] url",
+    "guests": "[--into INTO] [NAME ...]",
 }
 """What may be typed behind each command's name; scripts of users have it."""
 
