@@ -241,8 +241,8 @@ class Registry:
         lines += wrapped(entry.summary or "(no description)", 4)
         for option, default in entry.options.items():
             lines += wrapped(f"{option}={default!r}: {entry.meanings[option] or '(not described)'}", 6)
-        lines += wrapped(f"source: {entry.source or entry.owner}", 4)
-        return lines
+        # An owner may be a file, whose path is not broken.
+        return lines + (wrapped(f"source: {entry.source}", 4) if entry.source else [f"    source: {entry.owner}"])
 
     def draft(self, text: str, env: Env) -> Draft:
         """Build the draft that ``text`` names."""

@@ -133,6 +133,8 @@ peer:
         wide.__doc__ = "a" * (size - 2) + " b"
         lines = Registry({"mine": registers(draft={"wide": wide})}).listing().splitlines()
         assert (f"    {wide.__doc__}" in lines) == (size == 96)
+    file = f"/{'some-where/' * 12}conftest.py"
+    assert f"    source: {file}" in Registry({file: registers(draft={"wide": wide})}).listing().splitlines()
 
 
 @pytest.mark.parametrize(
