@@ -191,7 +191,8 @@ class _Absent:
 
 
 def _choices(registry: Registry) -> str:
-    able = [name for name in registry.names("draft") if getattr(registry.entry("draft", name).factory, "looks_up", 0)]
+    makers = {name: registry.entry("draft", name).factory for name in registry.names("draft")}
+    able = [name for name, one in makers.items() if getattr(one, "looks_up", 0) and not getattr(one, "branches", 0)]
     return f"Drafts that run in vLLM look their proposals up: {', '.join(able)}, or a hybrid of these"
 
 
@@ -225,5 +226,6 @@ def _built(registry: Registry, text: str, rows: int, longest: int, k: int, vocab
     if Taps.of([draft]) or draft.needs_logits or not draft.looks_up:
         raise SpecdecError(f"{needs}: it is no lookup on the host. {_choices(registry)}")
     if draft.branches:
-        raise SpecdecError(f"{needs}: it proposes trees, and a custom class proposes chains; leave out its branches")
+        trees = "it proposes trees, and a custom class proposes chains; leave out an option that asks for trees"
+        raise SpecdecError(f"{needs}: {trees}. {_choices(registry)}")
     return draft

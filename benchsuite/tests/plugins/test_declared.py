@@ -70,7 +70,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
             "garbage": ("small_ops",),
             "medusa": ("needs_hidden",),
             "ngram": ("looks_up", "extends", "small_ops"),
-            "rest": ("looks_up", "small_ops"),
+            "rest": ("branches", "looks_up", "small_ops"),
             "suffix": ("looks_up", "small_ops"),
             "tree": ("branches",),
         },

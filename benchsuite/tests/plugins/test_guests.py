@@ -23,10 +23,12 @@ from benchsuite.conformance.models import families, tiny
 from benchsuite.conformance.proposals import proposals
 from benchsuite.tests import guest_rig
 from benchsuite.tests.rig import Make, left_to_deep
+from benchsuite.tests.vllm_rig import vllm_config
 from specdec import Request, SamplingParams, SpecdecError
 from specdec.catalog import byte_tokenizer
 from specdec_plugins.drafts import flashspec_drafter
 from specdec_plugins.drafts.arctic_suffix import ArcticSuffix
+from specdec_plugins.for_vllm import KEY, SpecdecProposer
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "guests" / "arctic-suffix.json"
 GREEDY, SAMPLED = SamplingParams(max_new_tokens=14), SamplingParams(temperature=0.9, seed=5, max_new_tokens=14)
@@ -144,6 +146,11 @@ def test_the_store_of_rest_is_asked_neither_for_one_node_nor_with_one_token(asse
     prompt = tiny.prompts(1)[0]
     proposed = proposals(engine, [Request(0, prompt[:1], GREEDY), Request(1, prompt, GREEDY)])
     assert [list(seen.tokens) for seen in proposed if seen.text == prompt] == [[prompt[0]]]
+
+
+def test_rest_cannot_run_in_vllm_since_its_answers_are_trees() -> None:
+    with pytest.raises(SpecdecError, match=r"^the draft 'rest\(.*cannot run in vLLM: it proposes trees, .*: arctic_su"):
+        SpecdecProposer(vllm_config(1, 2, 192, 258, {KEY: "rest(datastore=texts.idx)"}))
 
 
 def test_a_store_of_another_vocabulary_is_refused(assemble: Make) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchsuite.conformance.models import tiny
-from benchsuite.tests import vllm_rig
+from benchsuite.tests import guest_rig, vllm_rig
 from benchsuite.tests.pages import blocks
 from benchsuite.tests.rig import Make, slow_after
 from benchsuite.tests.vllm_rig import Answers, VllmRunner, Witness, vllm_config
@@ -108,10 +109,15 @@ def replayed(proposer: Any, steps: Steps, rows: int, seed: int) -> int:
             "ngram(n_min=1)",
             "suffix(min_match=1, earlier=False)",
             "hybrid(sources='suffix(min_match=5, earlier=False), ngram(n_min=1)')",
+            "arctic_suffix(factor=3.0, cached=0)",
         ],
     ),
 )
-def test_a_lookup_in_vllm_proposes_what_it_proposes_in_the_engine(draft: str, assemble: Make) -> None:
+def test_a_lookup_in_vllm_proposes_what_it_proposes_in_the_engine(
+    draft: str, assemble: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, module in guest_rig.THERE.items():
+        monkeypatch.setitem(sys.modules, name, module)
     steps = steps_of(assemble(max_rows=3).engine(draft, k=K), repeating(6))
     assert sum(len(ids) for request in steps.values() for _, ids, _ in request) > 50
     returns = [replayed(in_vllm(draft, 3), steps, 3, seed) for seed in range(5)]
@@ -183,7 +189,7 @@ def test_a_lookup_in_vllm_leaves_room_for_the_token_after_its_proposals() -> Non
         ("garbage", "'garbage' of .*cannot run in vLLM: it is no lookup on the host"),
         (custom("TheirLookup"), "cannot run in vLLM: it is no lookup on the host"),
         ("hybrid(sources='suffix, eagle')", "cannot run in vLLM"),
-        ("ngram(branches=2)", "it proposes trees, and a custom class proposes chains; leave out its branches"),
+        ("ngram(branches=2)", "it proposes trees, and a custom class proposes chains; leave out an option"),
         ("ngrm", "unknown draft 'ngrm'; did you mean 'ngram'"),
         ("ngram(n_max=0)", "n_min is 2 and n_max 0"),
     ],
@@ -192,7 +198,7 @@ def test_a_draft_that_cannot_run_in_vllm_is_refused_by_name(draft: str, message:
     with pytest.raises(SpecdecError, match=message) as refused:
         in_vllm(draft, 2)
     if "cannot run in vLLM" in message:
-        assert "look their proposals up: ngram, suffix, or a hybrid of these" in str(refused.value)
+        assert "look their proposals up: arctic_suffix, ngram, suffix, or a hybrid of these" in str(refused.value)
 
 
 def test_a_lookup_in_vllm_is_given_its_sizes_every_places_text_and_nothing_else(

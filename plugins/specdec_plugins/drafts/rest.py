@@ -27,6 +27,8 @@ class Rest(Lookup):
     Example: ``rest(datastore=texts.idx)``
     """
 
+    branches = True
+
     def __init__(
         self,
         env: Env,
