@@ -143,6 +143,22 @@ def test_an_answer_of_at_most_four_tokens_is_whole_or_has_its_kind(objects: list
     assert failed.value.kind == kind
 
 
+@pytest.mark.parametrize(("sent", "counted", "most", "fits"), [(3, 4, 4, 1), (1, 4, 4, 1), (1, 5, 5, 0), (3, 4, 5, 0)])
+def test_a_whole_answer_may_lack_the_tokens_of_a_character_that_was_cut(
+    sent: int, counted: int, most: int, fits: int
+) -> None:
+    """llama.cpp counts them and holds them back: honest samples of it could not be read. In a stream more tokens than
+    were sent would be speed."""
+    answer = completion("a" * sent, sent, "length", usage={"completion_tokens": counted})
+    if fits:
+        assert len(whole_reply(answer, most).tokens) == sent
+    else:
+        with pytest.raises(AnswerError, match="came with log-probabilities"):
+            whole_reply(answer, most)
+    with pytest.raises(AnswerError, match="came with log-probabilities"):
+        streamed_reply(answer, most=most)
+
+
 @pytest.mark.parametrize(
     ("delta", "text"),
     [

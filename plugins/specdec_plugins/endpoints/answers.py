@@ -22,6 +22,9 @@ DEEPEST = 100
 OURS = ("id", "object", "created", "model", "choices", "usage", "system_fingerprint")
 """Names of the OpenAI API itself; whatever else an object has is the server's own word."""
 
+HELD_BACK = 3
+"""The most tokens that a server may hold back at the end of a text: those of all but the last byte of a character."""
+
 BESIDE = ("token_ids", "prompt_token_ids", "meta_info")
 """What vLLM and SGLang say beside the text of a choice."""
 
@@ -127,8 +130,11 @@ class AnswerReader:
         seen = len(self._tokens)
         if not seen or self.echo:
             return tuple(self._tokens)
-        # The token that ended the text is counted by some servers and not sent.
-        fitting = completion is None or completion == seen or (completion == seen + 1 and self._finish != "length")
+        more = 0 if completion is None else completion - seen
+        # Some servers count and do not send the token that ended the text (vLLM), or those of a character that
+        # max_tokens cut (llama.cpp). Streams are timed: a count of more than they send would be speed.
+        cut = HELD_BACK if completion == self.most and not self._streamed else 0
+        fitting = 0 <= more <= (cut if self._finish == "length" else 1)
         spelt = _spell(self._tokens, text, self._finish) if fitting else False
         unnamed = any(chunk.text and chunk.tokens is None for chunk in self._chunks)
         if unnamed and (completion is None or spelt is not True):
