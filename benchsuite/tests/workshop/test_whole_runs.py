@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -19,6 +19,7 @@ from benchsuite.workshop.machines.whole_runs import (
     Options,
     Run,
     check,
+    judged_target,
     whole_runs,
 )
 from benchsuite.workshop.museum.edit import Edit, apply
@@ -107,7 +108,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         Edit("specdec.ledger:Ledger.move", "self.stream, self.top_k, self.temperature,", "self.top_p,"),
     ),
     "a row moves without its keys and values": (
-        "plain decoding|beside other rows|in another order",
+        "plain decoding|beside other rows|in another order|log-probability",
         Edit("specdec.arena:Arena.move", "tensor[row, :, :cells].copy_(part)", "pass"),
     ),
     "a draft does not forget": (
@@ -126,7 +127,16 @@ LONG_SOUGHT = "accepted tokens past the end are counted"
 """A fault that takes 15 seconds to be found: it needs an end inside an accepted block."""
 
 
+@pytest.fixture
+def outputs_of_its_own() -> Iterator[None]:
+    """Plain decoding's outputs are remembered: those of before, and those of a planted fault, are no other test's."""
+    judged_target.cache_clear()
+    yield
+    judged_target.cache_clear()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("outputs_of_its_own")
 @pytest.mark.parametrize(
     "fault", [pytest.param(fault, marks=[pytest.mark.deep] if fault == LONG_SOUGHT else []) for fault in FAULTS]
 )

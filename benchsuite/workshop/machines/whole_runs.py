@@ -241,7 +241,8 @@ def short_chunks() -> Iterator[None]:
 
 
 @cache
-def _target(family: str, backend: str) -> tuple[Assembly, Judge]:
+def judged_target(family: str, backend: str) -> tuple[Assembly, Judge]:
+    """A target of whole runs, which remembers what plain decoding emitted; ``cache_clear`` forgets all of them."""
     build = tiny.assembly(family, max_rows=4, max_length=LONGEST, backend=backend)
     return build, Judge(build.target, range(40))
 
@@ -249,7 +250,7 @@ def _target(family: str, backend: str) -> tuple[Assembly, Judge]:
 def check(run: Run) -> None:
     """Run it, run it again, run it in another order, and raise AssertionError where anything differs that must not."""
     with short_chunks(), torch.inference_mode():
-        build, judge = _target(run.family, run.backend)
+        build, judge = judged_target(run.family, run.backend)
         work = [asked.request(number, build) for number, asked in enumerate(run.asked)]
         engine = build.engine(run.draft, run.policy, run.controller, max_rows=run.rows)
         first = _driven(engine, work, run.asked)
