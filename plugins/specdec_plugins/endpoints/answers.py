@@ -22,8 +22,9 @@ DEEPEST = 100
 OURS = ("id", "object", "created", "model", "choices", "usage", "system_fingerprint")
 """Names of the OpenAI API itself; whatever else an object has is the server's own word."""
 
-HELD_BACK = 3
-"""The most tokens that a server may hold back at the end of a text: those of all but the last byte of a character."""
+HELD_BACK = 8
+"""The most tokens that a server may hold back at the end of a text, which are no whole character: a sampled text may
+begin several of them (llama.cpp held back four)."""
 
 BESIDE = ("token_ids", "prompt_token_ids", "meta_info")
 """What vLLM and SGLang say beside the text of a choice."""
