@@ -39,7 +39,7 @@ HEATS = tuple(side for factor in (1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 3.0) for side 
 TOP_PS, MIN_PS = (0.8, 0.9, 0.95, 0.98), (0.02, 0.05, 0.1)
 """Filters that are alternatives: servers have such defaults."""
 
-PASSING = 0.001
+PASSING = 0.02
 """The share of tokens that a filter lets through: a single one that plain's rounded list has outside proves nothing."""
 
 REPLACED, NAMES_AT_MOST = (0.01, 0.03, 0.1), 2**18

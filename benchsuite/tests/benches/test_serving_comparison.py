@@ -407,8 +407,8 @@ def test_a_judge_says_what_it_could_not_read_and_of_whom_it_could_read_nothing()
 
 
 def sampled_text(rare: int) -> str:
-    """Sixty signs, of which twice so many are the second likeliest of lists of 0.7 and 0.255, and two not listed."""
-    return "Y" * 2 * rare + "zz" + "c" * (58 - 2 * rare)
+    """120 signs: four times so many are the second likeliest of lists of 0.7 and 0.255, and four are not listed."""
+    return "Y" * 4 * rare + "zzzz" + "c" * (116 - 4 * rare)
 
 
 def sampled_lists(text: str) -> tuple[Token, ...]:
@@ -426,7 +426,7 @@ def test_p_values_of_samples_are_multiplied_by_the_ways_to_leave_so_many_out(rar
     def read(ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
         return None if reply.text == unread else sampled_lists(reply.text)
 
-    plain = speaking({prompt: sampled_text(5) for prompt in said})
+    plain = speaking({prompt: sampled_text(8) for prompt in said})
     [found] = certified(plain, spec, prompts=list(said), read=read, temperature=1.0)
     assert len(plain.asked) == 8, "for the control; the reader reads in its place"
     sample = read_tokens([sampled_lists(text) for text in list(said.values())[: 8 - lost]])
@@ -435,11 +435,11 @@ def test_p_values_of_samples_are_multiplied_by_the_ways_to_leave_so_many_out(rar
         "the local judge",
         8,
         lost,
-        60 * (8 - lost),
+        120 * (8 - lost),
         min(1.0, sample.evenness * ways),
         min(1.0, sample.ratio_p * ways),
         sample.heat_found(),
-        (sample.tokens_for(1.1), sample.tokens_for(1.2), sample.tokens_for_nucleus(0.95)),
+        (sample.tokens_for(1.1), sample.tokens_for(1.2), 2 * sample.tokens_for_nucleus(0.95)),
         ("refused_request",) if lost else (),
         asked_for=AskedFor(6, 8),
     )
@@ -457,7 +457,7 @@ def test_a_plain_server_that_samples_otherwise_than_it_says_is_named_and_judges_
         "spec: INCONCLUSIVE: base itself, without a draft, samples otherwise than the local judge says, so that "
         "nothing can be compared with it"
     )
-    assert "480 tokens under the local judge's lists of the likeliest" in found.lines[0]
+    assert "960 tokens under the local judge's lists of the likeliest" in found.lines[0]
 
 
 def test_samples_are_read_by_plain_unless_a_reader_is_given() -> None:
@@ -474,7 +474,7 @@ def test_an_answer_that_ended_at_once_is_no_output_that_could_not_be_read() -> N
     reading: Read = lambda ask, reply: sampled_lists(reply.text) or None  # noqa: E731
     [found] = certified(speaking(said), speaking(said), prompts=list(said), read=reading, temperature=1.0)
     assert isinstance(found.evidence, SampledEvidence)
-    assert (found.evidence.left, found.evidence.tokens, found.state) == (0, 7 * 60, "certified")
+    assert (found.evidence.left, found.evidence.tokens, found.state) == (0, 7 * 120, "certified")
 
 
 def reading(server: MadeUpServer, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:

@@ -22,10 +22,10 @@ def _token(text: str, *chances: float) -> Token:
 
 
 def _filtered(chances: list[float], place: int, kept: list[bool], whole: bool) -> float:
-    """A token's likelihood where a filter keeps these of a list, and lets a thousandth through, over that without; 1
+    """A token's likelihood where a filter keeps these of a list, and lets a fiftieth through, over that without; 1
     where it may keep some that are not listed."""
     mass = sum(chance for chance, one in zip(chances, kept, strict=False) if one)
-    return 0.001 + 0.999 * (place < len(kept) and kept[place]) / mass if whole else 1.0
+    return 0.02 + 0.98 * (place < len(kept) and kept[place]) / mass if whole else 1.0
 
 
 def _written_out(chances: list[float], place: int) -> list[float]:
