@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchsuite.engines.environments import Command, run_quietly, set_up
-from benchsuite.engines.pins import EnginePins
-from specdec.errors import SpecdecError, unknown
+from benchsuite.engines.pins import EnginePins, chosen_by_name, pins_of_table
+from specdec.errors import SpecdecError
 
 GUESTS = Path(__file__).with_name("guests.toml")
 
@@ -47,17 +47,12 @@ def known_guests(file: Path = GUESTS) -> dict[str, Guest]:
 def _guest(name: str, common: Mapping[str, Any], table: dict[str, Any]) -> Guest:
     drafts, before = tuple((one["text"], one["claims"]) for one in table.pop("drafts")), table.pop("before", "")
     values = {**common, **table, "packages": [*common["packages"], *table.get("packages", ())]}
-    pins: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in values.items()}
-    return Guest(EnginePins(name, ours=True, **pins), drafts, before)
+    return Guest(pins_of_table(name, {**values, "ours": True}), drafts, before)
 
 
 def chosen_guests(names: Sequence[str], file: Path = GUESTS) -> list[Guest]:
     """The guests of these names, all if there are none. SpecdecError for a name that is none."""
-    every = known_guests(file)
-    for name in names:
-        if name not in every:
-            raise unknown("guest", name, every, "Without a name all are run.")
-    return [every[name] for name in names or every]
+    return chosen_by_name("guest", names, known_guests(file), "Without a name all are run.")
 
 
 def run_guests(

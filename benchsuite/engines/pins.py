@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from specdec.errors import unknown
+
+T = TypeVar("T")
 
 PINS = Path(__file__).with_name("engines.toml")
 
@@ -56,18 +58,23 @@ class EnginePins:
 
 def engine_pins(file: Path = PINS) -> dict[str, EnginePins]:
     """Every engine that can be set up, by name."""
-    return {name: _pins(name, table) for name, table in tomllib.loads(file.read_text(encoding="utf-8")).items()}
+    return {name: pins_of_table(name, table) for name, table in tomllib.loads(file.read_text(encoding="utf-8")).items()}
 
 
-def _pins(name: str, table: Mapping[str, Any]) -> EnginePins:
+def pins_of_table(name: str, table: Mapping[str, Any]) -> EnginePins:
+    """The environment that a table of TOML describes, its lists as tuples."""
     values: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in table.items()}
     return EnginePins(name, **values)
 
 
 def chosen_pins(names: list[str], file: Path = PINS) -> list[EnginePins]:
     """The engines of these names, all if there are none. SpecdecError for a name that is none."""
-    every = engine_pins(file)
+    return chosen_by_name("engine", names, engine_pins(file), "engines set-up without a name sets up all.")
+
+
+def chosen_by_name(kind: str, names: Sequence[str], every: Mapping[str, T], hint: str) -> list[T]:
+    """Those of these names, all if there are none. SpecdecError, with the hint, for a name that is none."""
     for name in names:
         if name not in every:
-            raise unknown("engine", name, every, "engines set-up without a name sets up all.")
+            raise unknown(kind, name, every, hint)
     return [every[name] for name in names or every]
