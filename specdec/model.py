@@ -45,7 +45,11 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     layer: int = module.layer_idx  # type: ignore[assignment]  # every decoder's attention carries one
-    return specdec_plan.attend(layer, query, key, value, scaling, softcap), None
+    size = value.shape[-1]
+    if key.shape[-1] != size:
+        wide = specdec_plan.arena.layers[layer].head_dim
+        query, key, value = (nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (query, key, value))
+    return specdec_plan.attend(layer, query, key, value, scaling, softcap)[..., :size], None
 
 
 AttentionInterface.register("specdec", _attention)
@@ -60,6 +64,9 @@ def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
         )
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):  # latent attention: the arena holds what the latents expand to
+        heads = config.num_attention_heads
+        head_dim = max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -161,7 +168,8 @@ class ArenaModel:
         if reason:
             raise SpecdecError(
                 f"a {self.model.config.model_type} model cannot run over the arena ({reason}); "
-                "families that can: Llama, Qwen2, Qwen3, Mistral, Gemma 2, Gemma 3, GPT-2 and those built like them"
+                "families that can: Llama, Qwen2, Qwen3, Mistral, Gemma 2, Gemma 3, GPT-2, DeepSeek-V3 and those built "
+                "like them"
             )
 
     def _differs(self, tokens: Tensor, before: Tensor) -> str | None:

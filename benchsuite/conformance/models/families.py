@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -76,8 +77,23 @@ SPARSE: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3-moe": lambda: Qwen3MoeConfig(
         **_COMMON, num_hidden_layers=3, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
     ),
+    "deepseek": lambda: DeepseekV3Config(
+        **{name: value for name, value in _COMMON.items() if name not in ("head_dim", "num_key_value_heads")},
+        num_hidden_layers=3,
+        first_k_dense_replace=1,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=32,
+        q_lora_rank=12,
+        kv_lora_rank=8,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+    ),
 }
-"""Mixtures of experts: transformers runs their experts, and our ops the rest."""
+"""Mixtures of experts: transformers runs their experts, and our ops the rest. ``deepseek`` attends over latents."""
 
 WIDE: dict[str, Callable[[], PretrainedConfig]] = {
     "llama-16": lambda: LlamaConfig(**{**_COMMON, "hidden_size": 64, "head_dim": 16}, num_hidden_layers=2),

@@ -66,6 +66,25 @@ def test_a_layer_that_only_looks_like_llamas_keeps_its_own_forward() -> None:
     assert torch.allclose(logits, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("value", [8, 20])
+def test_latents_are_attended_as_transformers_does_whichever_of_key_and_value_is_wider(value: int) -> None:
+    """DeepSeek's keys have 12 numbers here. A rejected window lies behind the committed tokens."""
+    config = families.config_of("deepseek")
+    config.v_head_dim = value
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
+    tokens = torch.arange(12)[None] * 31 % 258
+    with torch.inference_mode():
+        expected = model(tokens, use_cache=False).logits
+    target = ArenaModel(model, registry().backend())
+    arena, rows, six = target.arena(1, 16, 9), slice(0, 1), torch.tensor([5])
+    with torch.inference_mode():
+        target.extend(arena, tokens[:, :6], 0, 0)
+        target.forward(arena, Window.chain(tokens[:, 0], tokens[:, 1:6], six), rows, 6)
+        logits, _ = target.forward(arena, Window.chain(tokens[:, 6], tokens[:, 7:], six), rows, 6)
+    assert torch.allclose(logits, expected[:, 6:], atol=1e-4)
+
+
 def test_spans_and_limits_are_the_configs() -> None:
     spans = {family: [shape.span for shape in layer_shapes(config())] for family, config in families.CONFIGS.items()}
     assert spans["llama"] == spans["gpt2"][:2] == [None, None]
