@@ -54,7 +54,7 @@ from benchsuite.report.document import Lines
 from benchsuite.report.predicted import pace_lines
 from benchsuite.tests.rig import SETTING, SHORT, Make, Run
 from benchsuite.workshop.predictions.__main__ import choice_parts, predictions_main
-from benchsuite.workshop.predictions.grid import Choice, Grid, median_regret, regrets
+from benchsuite.workshop.predictions.grid import Grid, GridChoice, median_regret, regrets
 from benchsuite.workshop.predictions.planted import slow_with_context, wide_off
 from specdec import Request, SamplingParams, SpecdecError, Window
 from specdec.arena import Arena
@@ -935,7 +935,7 @@ def test_contexts_that_are_nearer_than_a_request_is_long_are_probed_as_one(
 def test_a_choice_that_misses_at_one_batch_is_told_beside_the_mean_of_its_text() -> None:
     agains = {("chat", 1): 1.0, ("chat", 4): 0.95, ("reasoning", 1): 0.99, ("reasoning", 4): 1.02}
     found = [
-        Choice(cell, cell, 1.5, 1.5, 0.9, again)
+        GridChoice(cell, cell, 1.5, 1.5, 0.9, again)
         for (text, batch), again in agains.items()
         for cell in [Arm(SETTING.replaced(workload=text, batch=batch), "ngram", k=4)]
     ]

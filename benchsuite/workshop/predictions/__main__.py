@@ -34,8 +34,8 @@ from benchsuite.report.renderers import markdown, page
 from benchsuite.run.matrix import named_strategies, settings_of
 from benchsuite.run.request import request_of
 from benchsuite.workshop.predictions.grid import (
-    Choice,
     Grid,
+    GridChoice,
     Regret,
     adapting_arms,
     choice,
@@ -216,7 +216,7 @@ class _Grids:
 def _advisor(run: _Run) -> tuple[list[Section], dict[str, str]]:
     """The advisor's choices beside the grid of each text."""
     grids = run.grids
-    choices, advices, spent = list[Choice](), list[Advice](), 0.0
+    choices, advices, spent = list[GridChoice](), list[Advice](), 0.0
     for workload, grid in grids.of.items():
         budget = TENTH * grid.seconds - grids.probed / len(grids.workloads)
         _tell(f"advice for {workload}: {budget:.0f} s beside its share of the probe")
@@ -280,7 +280,7 @@ def _dtypes(run: _Run) -> tuple[list[Section], dict[str, str]]:
     return sections, files
 
 
-def choice_parts(choices: Sequence[Choice]) -> list[Part]:
+def choice_parts(choices: Sequence[GridChoice]) -> list[Part]:
     """Return the table of the advisor's choices, and how many texts have a good one at every batch."""
     rows = [
         (
@@ -296,7 +296,7 @@ def choice_parts(choices: Sequence[Choice]) -> list[Part]:
         for one in choices
     ]
     headers = ("text", "batch", "fastest cell", "", "advised", "", "share", "run again")
-    by_text: dict[str, list[Choice]] = defaultdict(list)
+    by_text: dict[str, list[GridChoice]] = defaultdict(list)
     for one in choices:
         by_text[one.best.setting.workload].append(one)
     good = [mine for mine in by_text.values() if all(one.close for one in mine)]
@@ -362,7 +362,7 @@ def _named(arm: Arm) -> str:
     return "plain" if arm.plain else f"{arm.label}, K = {arm.k}"
 
 
-def _choice_json(one: Choice) -> dict[str, object]:
+def _choice_json(one: GridChoice) -> dict[str, object]:
     return {
         "workload": one.best.setting.workload,
         "batch": one.best.setting.batch,

@@ -47,7 +47,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Choice:
+class GridChoice:
     """The advisor's choice beside the fastest cell of the grid, for one batch of a text.
 
     ``share``: the choice's speed over that of the fastest cell, in the grid. ``again``: the same from further runs of
@@ -131,7 +131,7 @@ BESIDE = 8
 """Units, at least, on which controllers run beside plain decoding and the best K of their drafts."""
 
 
-def choice(bench: Bench, grid: Grid, advice: Advice) -> Choice:
+def choice(bench: Bench, grid: Grid, advice: Advice) -> GridChoice:
     """Set an advice beside the grid, and run the two strategies in turn once more, on ``AGAIN`` units or more."""
     setting = advice.best.setting
     best = grid.best(setting)
@@ -142,7 +142,7 @@ def choice(bench: Bench, grid: Grid, advice: Advice) -> Choice:
         logs = _run_again(bench, setting, [best, chosen], AGAIN, random.Random(2))
         again = exp(fmean(logs[best]) - fmean(logs[chosen])) if logs[best] else 1.0
     speeds = grid.speedup(best), grid.speedup(chosen)
-    return Choice(best, chosen, *speeds, speeds[1] / speeds[0], again)
+    return GridChoice(best, chosen, *speeds, speeds[1] / speeds[0], again)
 
 
 def _run_again(

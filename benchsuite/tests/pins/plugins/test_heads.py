@@ -21,7 +21,7 @@ from specdec_plugins.drafts.eagle import Eagle
 from specdec_plugins.reduced import Reduced
 
 
-class Reading(TorchDispatchMode):
+class WeightReads(TorchDispatchMode):
     """Adds up the bytes of ``weights`` that operations read; rows looked up in an embedding table are left out."""
 
     def __init__(self, weights: list[Tensor]) -> None:
@@ -53,7 +53,7 @@ def _weights(part: Any) -> list[Tensor]:
 
 def _read_in_decoding(engine: Engine, draft: Any) -> tuple[int, int]:
     """Run requests; the bytes of weights that a draft's calls in decoding read, and how often it read its tokens."""
-    reading, calls = Reading(_weights(draft)), Counter[str]()
+    reading, calls = WeightReads(_weights(draft)), Counter[str]()
 
     def watched(name: str) -> Any:
         method = getattr(draft, name)
