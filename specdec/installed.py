@@ -33,9 +33,25 @@ LOAD_PLUGINS, OWN = "SPECDEC_LOAD_PLUGINS", "specdec-bench"
 
 
 def plugin_points() -> list[EntryPoint]:
-    """Return the entry points of the plugins that are to be loaded. SpecdecError if ``LOAD_PLUGINS`` names a
-    distribution that is not installed or has none."""
-    return _chosen(entry_points(group="specdec"))
+    """Return the entry points of the plugins that are to be loaded, of which no two have one name.
+
+    SpecdecError if ``LOAD_PLUGINS`` names a distribution that is not installed or has none, or if two have one name.
+    """
+    chosen = _chosen(entry_points(group="specdec"))
+    first: dict[str, EntryPoint] = {}
+    for point in chosen:
+        if (other := first.setdefault(point.name, point)) is not point:
+            raise SpecdecError(
+                f"two plugins have the name {point.name!r} among the entry points of the group specdec: {other.value} "
+                f"of {package_of(other)} and {point.value} of {package_of(point)}; rename one, uninstall one, or list "
+                f"the distributions to load in {LOAD_PLUGINS}"
+            )
+    return chosen
+
+
+def package_of(point: EntryPoint) -> str:
+    """Return the name of the distribution that has an entry point, for messages."""
+    return point.dist.name if point.dist else "an unknown package"
 
 
 def how_found() -> str:

@@ -17,7 +17,7 @@ import pluggy
 from specdec import hookspecs
 from specdec.changes import since
 from specdec.errors import RAISED, SpecdecError, unknown
-from specdec.installed import HOOKS, how_found, plugin_points
+from specdec.installed import HOOKS, how_found, package_of, plugin_points
 from specdec.interfaces import Backend, Controller, Draft, Env, Factory, Policy
 from specdec.lists import split_list
 from specdec.ops import Ops
@@ -379,9 +379,8 @@ def _installed() -> dict[str, object]:
         try:
             found[point.name] = point.load()
         except RAISED as error:
-            package = point.dist.name if point.dist else "an unknown package"
             raise SpecdecError(
-                f"the plugin {point.name!r} ({point.value}) of {package} cannot be imported: "
+                f"the plugin {point.name!r} ({point.value}) of {package_of(point)} cannot be imported: "
                 f"{type(error).__name__}: {error}; mend or uninstall it"
             ) from error
     return found

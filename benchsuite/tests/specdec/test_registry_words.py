@@ -513,6 +513,29 @@ def test_a_distribution_that_is_not_there_is_refused_with_those_that_are(monkeyp
     )
 
 
+@pytest.mark.parametrize(("allowed", "refused"), [(None, True), ("zeta, gamma", True), ("zeta", False), ("", False)])
+def test_one_name_of_two_distributions_is_refused_by_both_while_both_are_loaded(
+    allowed: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second had replaced the first without a word, and the first's drafts were unknown."""
+    points: list[Any] = [PointOf("zeta", "a"), PointOf("specdec-bench", "b"), PointOf("gamma", "a")]
+    monkeypatch.delenv("SPECDEC_LOAD_PLUGINS", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("SPECDEC_LOAD_PLUGINS", allowed)
+    monkeypatch.setattr(installed, "entry_points", lambda group: points)
+    if not refused:
+        assert len({point.name for point in installed.plugin_points()}) == len(installed.plugin_points())
+        return
+    for reader in (installed.plugin_points, installed.registered_names, Registry):
+        with pytest.raises(SpecdecError) as said:
+            reader()
+        assert str(said.value) == (
+            "two plugins have the name 'a' among the entry points of the group specdec: module:thing of zeta and "
+            "module:thing of gamma; rename one, uninstall one, or list the distributions to load in "
+            "SPECDEC_LOAD_PLUGINS"
+        )
+
+
 def test_a_plugin_that_cannot_be_imported_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPECDEC_LOAD_PLUGINS", raising=False)
     groups: list[Any] = []
