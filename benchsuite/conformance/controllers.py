@@ -74,7 +74,7 @@ class ControllerChecks(Checks):
     def test_k_is_a_whole_number_within_its_bounds(self, draft: str) -> None:
         """K, or that of each live row, lies in 0 … ``max_k``, which determines the arena's size and does not change."""
         engine = self.engine(draft)
-        self._asked(engine, self._bounded(engine, f"six requests drafted by {draft}"))
+        self.ks_of_run(engine, self._bounded(engine, f"six requests drafted by {draft}"))
 
     @pytest.mark.parametrize("world", WORLDS)
     def test_in_any_world_it_asks_for_what_it_may(self, world: str) -> None:
@@ -125,11 +125,11 @@ class ControllerChecks(Checks):
         if not self.deterministic:
             pytest.skip("claimed: deterministic=False")
         engine = self.engine(draft)
-        first = self._asked(engine)
+        first = self.ks_of_run(engine)
         engine.controller.forget()
         claimed = f"{self.text} has deterministic=True"
-        _equal(claimed, draft, {"in the first run": first, "in the second, after forget()": self._asked(engine)})
-        _equal(claimed, draft, {"in the first run": first, "in a new engine": self._asked(self.engine(draft))})
+        _equal(claimed, draft, {"in the first run": first, "in the second, after forget()": self.ks_of_run(engine)})
+        _equal(claimed, draft, {"in the first run": first, "in a new engine": self.ks_of_run(self.engine(draft))})
 
     @pytest.mark.parametrize("draft", DRAFTS)
     def test_after_forget_it_asks_what_a_new_one_asks(self, draft: str) -> None:
@@ -138,11 +138,11 @@ class ControllerChecks(Checks):
         The clock ticks evenly here. A controller that asks for another K in every new engine even so cannot be checked.
         """
         with _even_clock():
-            fresh, used = self._asked(self.engine(draft)), self.engine(draft)
-            if self._asked(used) != fresh:
+            fresh, used = self.ks_of_run(self.engine(draft)), self.engine(draft)
+            if self.ks_of_run(used) != fresh:
                 pytest.skip("two new engines differ, although their clock ticks evenly")
             used.controller.forget()
-            again = self._asked(used)
+            again = self.ks_of_run(used)
         _equal(f"{self.text} forgets", draft, {"by a new controller": fresh, "after a run and forget()": again})
 
     @pytest.mark.parametrize("draft", DRAFTS)
@@ -167,7 +167,7 @@ class ControllerChecks(Checks):
 
         return see
 
-    def _asked(self, engine: Engine, see: Asked = lambda step, k, stats: None) -> list[Any]:
+    def ks_of_run(self, engine: Engine, see: Asked = lambda step, k, stats: None) -> list[Any]:
         """Return every K of a run; ``see`` receives each K before the engine does."""
         asked: list[Any] = []
         next_k = engine.controller.next_k

@@ -199,32 +199,29 @@ class DraftChecks(Checks):
         whole = proposals(self.engine(self.uncoupled, 1), work)
         with patch("specdec.model.PREFILL_CHUNK", CHUNK):
             parts = proposals(self.engine(self.uncoupled, 1), work)
-        first, again = ({seen.request.id: seen for seen in reversed(found)} for found in (whole, parts))
-        wrong = sorted(number for number, seen in first.items() if not _alike(seen, again.get(number)))
-        if wrong:
-            seen, other = first[wrong[0]], again.get(wrong[0])
-            raise Failed(
-                f"{self.text} reads a prompt in chunks",
-                f"after prompts of {wrong} tokens it proposes something else if they were read {CHUNK} at a time",
-                f"{seen}; in chunks: {list(other.tokens) if other else 'nothing'}",
-            )
+        self._agree("reads a prompt in chunks", f"read {CHUNK} tokens at a time, by their lengths", whole, parts)
 
     def test_a_text_that_goes_on_is_a_text_read_at_once(self) -> None:
         """What it keeps of an ended request serves a request that continues it, all of it or its beginning."""
         if not self.memoryless:
             pytest.skip("claimed: memoryless=False, so that two runs may propose differently")
         kept, anew = (self._next_turns(keep) for keep in (True, False))
-        wrong = sorted(number for number, seen in anew.items() if not _alike(seen, kept.get(number)))
+        self._agree("goes on with a text that it kept", "that go on with what it kept, by their requests", anew, kept)
+
+    def _agree(self, claim: str, how: str, usual: list[Proposal], other: list[Proposal]) -> None:
+        """Raise Failed where the first proposals for a request differ if its text is read in another way."""
+        first, again = ({seen.request.id: seen for seen in reversed(found)} for found in (usual, other))
+        wrong = sorted(number for number, seen in first.items() if not _alike(seen, again.get(number)))
         if wrong:
-            seen, other = anew[wrong[0]], kept.get(wrong[0])
+            seen, instead = first[wrong[0]], again.get(wrong[0])
             raise Failed(
-                f"{self.text} goes on with a text that it kept",
-                f"it proposes something else for {len(wrong)} of {len(anew)} texts than if it reads them anew",
-                f"{seen}; with what it kept: {list(other.tokens) if other else 'nothing'}",
+                f"{self.text} {claim}",
+                f"it proposes something else for {len(wrong)} of {len(first)} texts {how}: {wrong}",
+                f"{seen}; there: {list(instead.tokens) if instead else 'nothing'}",
             )
 
-    def _next_turns(self, keep: bool) -> dict[int, Proposal]:
-        """The first proposals for texts that continue those of ended requests, whose ends were kept or not."""
+    def _next_turns(self, keep: bool) -> list[Proposal]:
+        """The proposals for texts that continue those of ended requests, whose ends were kept or not."""
         engine, work = self.engine(self.uncoupled), tiny.requests(replace(GREEDY, max_new_tokens=self.k + 1), 3)
         ended = [done.tokens for done in engine.run([replace(request, keep=keep) for request in work])]
         turns = []
@@ -234,7 +231,7 @@ class DraftChecks(Checks):
             params = replace(GREEDY, max_new_tokens=self.k + 1)
             continued = request.id if keep else None
             turns.append(Request(10 + request.id, (*common, *work[1].prompt), params, continues=continued))
-        return {seen.request.id: seen for seen in reversed(proposals(engine, turns[::-1]))}
+        return proposals(engine, turns[::-1])
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
     @pytest.mark.parametrize(

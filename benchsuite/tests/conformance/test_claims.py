@@ -251,12 +251,12 @@ def test_a_controllers_k_are_seen_in_order_and_it_is_left_as_it_was() -> None:
     kit = conformance.controller("fixed", k=3)
     engine, seen = kit().engine("garbage"), list[tuple[int, Any]]()
     before = engine.controller.next_k
-    asked = kit()._asked(engine, lambda step, k, stats: seen.append((step, k)))
+    asked = kit().ks_of_run(engine, lambda step, k, stats: seen.append((step, k)))
     assert seen == [*enumerate(asked)]
     assert {*asked} == {3}
     assert engine.controller.next_k == before
     with pytest.raises(ZeroDivisionError):
-        kit()._asked(engine, lambda step, k, stats: 1 // 0)  # type: ignore[arg-type]
+        kit().ks_of_run(engine, lambda step, k, stats: 1 // 0)  # type: ignore[arg-type]
     assert engine.controller.next_k == before
 
 

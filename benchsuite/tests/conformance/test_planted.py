@@ -455,7 +455,7 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
         {"hidden": True},
         "read_in_chunks",
         # The shortest prompt is the example: its second chunk has one token, so that its second token is proposed.
-        r"planted reads a prompt in chunks.*after prompts of \[10, 17.*\(10 tokens\).* in chunks: \[(99, ){3}99\]",
+        r"planted reads a prompt in chunks.*by their lengths: \[10, 17.*\(10 tokens\).* there: \[(99, ){3}99\]",
     ),
     (Borrower, {"hidden": True}, "replayed_step_overwrites", "recorded once and replayed.*the counters are not"),
     (RepeatPending, {"trees": True}, "is_what_it_claims", "has trees=True.*trees=False"),

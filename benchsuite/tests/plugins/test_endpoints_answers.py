@@ -197,8 +197,8 @@ def test_a_reply_is_all_that_came() -> None:
     assert streamed_reply(first, third | {"usage": None}).tokens == (Token("a", 7, -1.0),)
     assert streamed_reply(completion("ab", finish="length", usage={"completion_tokens": 1})).counted == 1
     assert streamed_reply(completion("ab", finish="length")).counted is None
-    echoed = streamed_reply(completion("aaaa", 4, "length", usage={"completion_tokens": 1}), most=1, echo=True)
-    assert len(echoed.tokens) == 4
+    sent_back = streamed_reply(completion("aaaa", 4, "length", usage={"completion_tokens": 1}), most=1, echo=True)
+    assert len(sent_back.tokens) == 4
 
 
 def test_a_stream_ends_with_its_mark_or_with_a_reason() -> None:
