@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from specdec.calibration import Calibration
+from specdec.interfaces import Env
 from specdec.stats import Marks, RowStep, Stats, Step
 
 
@@ -22,3 +25,28 @@ def book_step(stats: Stats, now: float, parts: Iterable[float], each: Sequence[R
         stats.accepted(row.accepted)
     stats.steps.append(Step.of(tuple(each), width, Marks(*marks)))
     return now
+
+
+class KnownCosts(Calibration):
+    """A calibration without a target: a forward takes ``cost(width, rows, length)`` seconds.
+
+    ``wanted`` has the rows, lengths and widths of each call of ``measure``, which measures nothing.
+    """
+
+    def __init__(self, cost: Callable[[int, int, int], float]) -> None:
+        self.cost = cost
+        self.wanted: list[tuple[set[int], list[int], list[int]]] = []
+
+    def measure(self, rows: Iterable[int], lengths: Iterable[int], widths: Iterable[int]) -> None:
+        """Keep what was asked for."""
+        self.wanted.append(({*rows}, [*lengths], [*widths]))
+
+    def forward(self, width: int, rows: int, length: int) -> float:
+        """The cost."""
+        return self.cost(width, rows, length)
+
+
+def sized_env(calibration: Calibration, max_rows: int, max_length: int, max_window: int = 1) -> Env:
+    """What a plugin is built with that reads sizes and costs, and nothing of a target."""
+    none: Any = None
+    return Env(none, none, none, max_rows, max_length, max_window, 0, none, none, none, calibration)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchsuite.tests.rig import Make
-from benchsuite.tests.steps_rig import book_step
+from benchsuite.tests.steps_rig import KnownCosts, book_step, sized_env
 from specdec import Controller, SpecdecError
 from specdec.devices import Stopwatch
+from specdec.interfaces import Env
 from specdec.lengths import each_k
 from specdec.stats import RowStats, RowStep, Stats
 from specdec_plugins.controllers.budget import Budget
@@ -152,12 +152,10 @@ class UnlikeRows:
         """The requests are in rows in this order."""
         self.stats.batch, self.stats.rows = len(order), tuple(RowStats(one, room=99) for one in order)
 
-    def env(self) -> Any:
+    def env(self) -> Env:
         """What a controller is built with."""
-        calibration = SimpleNamespace(
-            measure=lambda rows, lengths, widths: None, forward=lambda width, rows, length: self.forward(width)
-        )
-        return SimpleNamespace(max_length=200, max_rows=len(self.chances), calibration=calibration)
+        costs = KnownCosts(lambda width, rows, length: self.forward(width))
+        return sized_env(costs, max_rows=len(self.chances), max_length=200)
 
     def forward(self, width: int) -> float:
         """Seconds of a forward."""

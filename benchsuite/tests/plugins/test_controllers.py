@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +17,10 @@ from hypothesis import strategies as st
 
 from benchsuite.conformance.models.tiny import requests, save_target
 from benchsuite.tests.rig import Make, slow_after
-from benchsuite.tests.steps_rig import book_step
+from benchsuite.tests.steps_rig import KnownCosts, book_step, sized_env
 from specdec import Controller, SpecdecError
 from specdec.devices import Stopwatch
+from specdec.interfaces import Env
 from specdec.stats import RowStep, Stats, Step
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.controllers.fixed import Fixed
@@ -37,12 +37,10 @@ class _Env:
     max_length = 100
 
 
-def _timed(simulation: Simulation) -> Any:
-    """The fields of an environment that ``goodput`` needs; its calibration finds a simulation's own times."""
-    calibration = SimpleNamespace(
-        measure=lambda rows, lengths, widths: None, forward=lambda width, rows, length: simulation.forward(width)
-    )
-    return SimpleNamespace(max_length=100, max_rows=ROWS, calibration=calibration)
+def _timed(simulation: Simulation) -> Env:
+    """What ``goodput`` is built with; its calibration finds a simulation's own times."""
+    costs = KnownCosts(lambda width, rows, length: simulation.forward(width))
+    return sized_env(costs, max_rows=ROWS, max_length=100)
 
 
 class Simulation:
@@ -414,14 +412,9 @@ def test_rows_of_a_batch_count_as_the_root_of_their_number_of_observations(rows:
 def test_goodput_calibrates_a_few_widths_of_one_row_and_of_all_at_half_the_length() -> None:
     by_most = {0: [1, 2], 3: [1, 2, 4], 4: [1, 2, 5], 5: [1, 2, 4, 6], 12: [1, 2, 4, 8, 13], 15: [1, 2, 4, 8, 12, 16]}
     for maximum, widths in by_most.items():
-        asked: list[Any] = []
-        calibration = SimpleNamespace(
-            measure=lambda *given, asked=asked: asked.append(given),
-            forward=lambda width, rows, length: width**2 * rows + length,
-        )
-        env: Any = SimpleNamespace(max_length=101, max_rows=3, calibration=calibration)
-        controller = Goodput(env, maximum=maximum)
-        assert asked == [({1, 3}, [50], widths)]
+        costs = KnownCosts(lambda width, rows, length: width**2 * rows + length)
+        controller = Goodput(sized_env(costs, max_rows=3, max_length=101), maximum=maximum)
+        assert costs.wanted == [({1, 3}, [50], widths)]
         assert [controller._verify.at(width, 2) for width in widths] == [width**2 * 2 + 50 for width in widths]
 
 

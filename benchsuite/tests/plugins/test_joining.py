@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from benchsuite.conformance.exact.exact_runs import one
 from benchsuite.conformance.models import families
 from benchsuite.conformance.models.tiny import policy_named, requests
 from benchsuite.tests.rig import Make, slow_after
+from benchsuite.tests.steps_rig import KnownCosts, sized_env
 from benchsuite.workshop.machines.joined_drafts import BRIEF, Behind, Listed, hybrid_maker, hybrid_over
 from specdec import Context, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec_kernels.reference import Reference
@@ -271,14 +271,9 @@ def test_a_merged_tree_begins_with_what_the_row_has_without_merging() -> None:
     ],
 )
 def test_a_window_is_filled_while_a_slot_brings_more_than_it_costs(seconds: list[float], expected: int) -> None:
-    measured: list[Any] = []
-    calibration = SimpleNamespace(
-        measure=lambda *sizes: measured.append(sizes),
-        forward=lambda width, rows, length: 3 * seconds[width - 1] * (rows, length).count(2) / 1,
-    )
-    env: Any = SimpleNamespace(max_window=len(seconds), max_length=101, max_rows=2, calibration=calibration)
-    assert cheap_proposals(env) == expected
-    ((rows, lengths, widths),) = measured
+    costs = KnownCosts(lambda width, rows, length: 3 * seconds[width - 1] * (rows, length).count(2))
+    assert cheap_proposals(sized_env(costs, max_rows=2, max_length=101, max_window=len(seconds))) == expected
+    ((rows, lengths, widths),) = costs.wanted
     assert (rows, lengths) == ({2}, [50])
     assert {1, len(seconds)} <= {*widths} <= {1, 2, 4, 8, 12, 16}
 
