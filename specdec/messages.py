@@ -43,7 +43,8 @@ class Window:
     means that every proposal was certain (one-hot rows). A number of q that is NaN or infinite counts as 0.
 
     ``confidence`` float [B, W], or None, is for controllers (``RowStats``): by the draft's own estimate the chance,
-    from 0 to 1, that slot i is kept if its parent is. It decides nothing about the step itself; slot 0 has none.
+    from 0 to 1, that slot i is kept if its parent is, or -1 where it has no estimate. It decides nothing about the step
+    itself; slot 0 has none.
 
     All tensors are on the engine's device. The engine owns a window from the moment ``propose`` returns it.
     """
@@ -55,7 +56,13 @@ class Window:
     confidence: Tensor | None = None
 
     @staticmethod
-    def chain(pending: Tensor, proposals: Tensor, num_proposals: Tensor, q: Tensor | None = None) -> Window:
+    def chain(
+        pending: Tensor,
+        proposals: Tensor,
+        num_proposals: Tensor,
+        q: Tensor | None = None,
+        confidence: Tensor | None = None,
+    ) -> Window:
         """A window in which every slot continues the slot before it.
 
         ``pending`` int64 [B]; ``proposals`` int64 [B, K]; ``num_proposals`` int64 [B], the number of valid proposals.
@@ -65,7 +72,7 @@ class Window:
         """
         tokens = torch.cat([pending[:, None], proposals], dim=1)
         parents = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens)
-        return Window(tokens, parents, num_proposals + 1, q)
+        return Window(tokens, parents, num_proposals + 1, q, confidence)
 
     @staticmethod
     def ragged(

@@ -106,7 +106,8 @@ class RowStats:
 
     ``request`` is its id, ``length`` its tokens with the prompt, ``room`` the most proposals that it can still use, and
     ``steps`` the number of its steps. Of its last step: ``asked`` is K, ``last`` what came of it (None before the
-    first), ``confidence`` the draft's own of each proposal (see ``Window.confidence``), empty where it has none.
+    first), ``confidence`` the draft's own of each proposal (see ``Window.confidence``): None for one without an
+    estimate, empty where none has one.
     ``proposed_per_pos`` and ``accepted_per_pos`` are those of ``Stats``, of this request alone.
     """
 
@@ -116,11 +117,11 @@ class RowStats:
     steps: int = 0
     asked: int = 0
     last: RowStep | None = None
-    confidence: tuple[float, ...] = ()
+    confidence: tuple[float | None, ...] = ()
     proposed_per_pos: list[int] = field(default_factory=list)
     accepted_per_pos: list[int] = field(default_factory=list)
 
-    def book(self, row: RowStep, asked: int, confidence: tuple[float, ...]) -> None:
+    def book(self, row: RowStep, asked: int, confidence: tuple[float | None, ...]) -> None:
         """Add a step of this request."""
         self.steps += 1
         self.asked, self.last, self.confidence = asked, row, confidence

@@ -28,6 +28,7 @@ from benchsuite.judge.sources import EngineSource
 from benchsuite.judge.ties import Judge
 from specdec import Context, Engine, Request, SamplingParams, Window
 from specdec.assembly import Assembly
+from specdec.confidence import is_chance_or_none
 from specdec.taps import Taps
 
 GREEDY = SamplingParams(max_new_tokens=14)
@@ -405,7 +406,7 @@ def _malformed(seen: Proposal, vocabulary: int) -> str | None:
         return f"a token id outside 0 … {vocabulary - 1}"
     if not all(0 <= parent <= index for index, parent in enumerate(seen.parents)):
         return "a parent that is no earlier slot"
-    unsure = [chance for chance in seen.confidence or () if not 0 <= chance <= 1]
+    unsure = [chance for chance in seen.confidence or () if not is_chance_or_none(chance)]
     if unsure:
         return f"a confidence of {unsure[0]}, which is no chance from 0 to 1"
     if seen.q is not None:

@@ -1,7 +1,7 @@
 """Windows of several drafts as one: rows of either, chains that go on behind chains, trees that grow together.
 
-All of it is computed on the device, because the host does not know what a model has drawn. Letters as in
-``specdec.messages``.
+All of it is computed on the device, because the host does not know what a model has drawn. A proposal keeps its
+draft's confidence; what was looked up has none. Letters as in ``specdec.messages``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec import Window
+from specdec.confidence import NO_ESTIMATE
 
 
 def rows_of_either(looked: Window, drafted: Window, theirs: Tensor) -> Window:
@@ -26,7 +27,7 @@ def rows_of_either(looked: Window, drafted: Window, theirs: Tensor) -> Window:
     if drafted.q is not None:
         q = F.pad(drafted.q, (0, 0, 0, size - 1 - drafted.q.shape[1]))
         q = torch.where(theirs[:, None, None], q, _certain(tokens[:, 1:], q))
-    return Window.chain(tokens[:, 0], tokens[:, 1:], proposed, q)
+    return Window.chain(tokens[:, 0], tokens[:, 1:], proposed, q, _told(drafted, theirs[:, None], size))
 
 
 def continued(window: Window, tokens: Tensor, count: Tensor, room: Tensor) -> Window:
@@ -43,12 +44,12 @@ def continued(window: Window, tokens: Tensor, count: Tensor, room: Tensor) -> Wi
     wide = F.pad(window.tokens, (0, size + most - window.tokens.shape[1])).scatter(1, place, tokens)[:, :size]
     more = torch.minimum(count, room.clamp(max=size - 1) - proposed).clamp(min=0)
     more = torch.where(proposed > 0, more, 0)
+    before = torch.arange(size, device=tokens.device) < window.width[:, None]
     q = None
     if window.q is not None:
         own = F.pad(window.q, (0, 0, 0, size - 1 - window.q.shape[1]))
-        before = torch.arange(1, size, device=tokens.device) < window.width[:, None]
-        q = torch.where(before[:, :, None], own, _certain(wide[:, 1:], own))
-    return Window.chain(wide[:, 0], wide[:, 1:], proposed + more, q)
+        q = torch.where(before[:, 1:, None], own, _certain(wide[:, 1:], own))
+    return Window.chain(wide[:, 0], wide[:, 1:], proposed + more, q, _told(window, before, size))
 
 
 def grown_together(elder: Window, younger: Window, first: Tensor, room: Tensor, most: int) -> Window:
@@ -59,7 +60,7 @@ def grown_together(elder: Window, younger: Window, first: Tensor, room: Tensor, 
     accepted only if all before them are.
 
     A younger node is tried after the elder's siblings and only if it is none of them: its q is what it was drawn from,
-    without their tokens.
+    without their tokens. A path that both have keeps the younger's confidence.
 
     Example: the chains 5 6 7 and 5 8 are the tree 5 → 6 → 7 and 5 → 8, with the tokens 5 6 8 7 and parents -1 0 0 1, if
     ``first`` is 0 or 1.
@@ -92,7 +93,20 @@ def grown_together(elder: Window, younger: Window, first: Tensor, room: Tensor, 
         drawn = _without(younger.q, elder.tokens, elders)
         both = torch.cat([_certain(elder.tokens[:, 1:], drawn), drawn], dim=1)
         q = both.gather(1, (order[:, 1:, None] - 1).expand(-1, -1, both.shape[2]))
-    return Window(tokens.gather(1, order), placed, nodes, q)
+    sure = _told(younger, theirs, younger.tokens.shape[1])
+    if sure is not None:
+        of_both = torch.where(shared, sure, NO_ESTIMATE)
+        elders = torch.full_like(elder.tokens, NO_ESTIMATE, dtype=sure.dtype).scatter_reduce(1, twin, of_both, "amax")
+        sure = torch.cat([elders, sure[:, 1:]], dim=1).gather(1, order)
+    return Window(tokens.gather(1, order), placed, nodes, q, sure)
+
+
+def _told(window: Window, where: Tensor, size: int) -> Tensor | None:
+    """A window's confidence in the slots ``where`` bool [B or 1, W or 1], of ``size`` slots; None if it has none."""
+    if window.confidence is None:
+        return None
+    wide = F.pad(window.confidence, (0, size - window.confidence.shape[1]), value=NO_ESTIMATE)
+    return torch.where(where, wide, NO_ESTIMATE)
 
 
 def _nodes(window: Window) -> Tensor:

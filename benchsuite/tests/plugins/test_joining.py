@@ -75,7 +75,12 @@ def test_rows_of_two_chains_become_one_window_in_which_what_was_looked_up_is_cer
     assert torch.equal(either.q[0], sure([1, 2] + [4] * wider, 6))
     assert torch.equal(either.q[1, :2], q[1])
     assert not either.q[1, 2:].any()
-    assert rows_of_either(looked, chains([[0, 3], [0, 5]], [1, 1]), torch.tensor([False, True])).q is None
+    bare = rows_of_either(looked, chains([[0, 3], [0, 5]], [1, 1]), torch.tensor([False, True]))
+    assert (bare.q, bare.confidence) == (None, None)
+    sure_of = torch.tensor([[0.5, 0.25, 0.75], [0.125, 0.375, 0.625]])
+    told = rows_of_either(looked, replace(drafted, confidence=sure_of), torch.tensor([False, True])).confidence
+    assert told is not None
+    assert told.tolist() == [[-1] * (3 + wider), [*sure_of[1].tolist(), *[-1] * wider]]
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])
@@ -101,6 +106,12 @@ def test_what_goes_on_begins_behind_each_rows_last_proposal_and_is_certain(size:
             assert torch.equal(found.q[row, : own - 1], q[row, : own - 1])
             proposed = int(found.width[row]) - 1
             assert torch.equal(found.q[row, own - 1 : proposed], sure(expected[row])[own - 1 :])
+    assert found.confidence is None
+    told = torch.rand(window.tokens.shape, generator=torch.Generator().manual_seed(1))
+    again = continued(replace(window, confidence=told), more, torch.tensor([4, 4, 1, 4]), room).confidence
+    assert again is not None
+    for row, own in enumerate(widths):
+        assert again[row].tolist() == [*told[row, :own].tolist(), *[-1] * (again.shape[1] - own)]
 
 
 def test_a_row_that_is_longer_than_its_room_keeps_its_length() -> None:
@@ -168,13 +179,15 @@ def union_by_hand(elder: list[Path], younger: list[Path], first: int, room: int)
 
 def test_two_trees_make_the_tree_of_all_their_paths() -> None:
     """Random trees; a twin of sets and sorts says which nodes there are, where, under which parent and with which q."""
-    coins, cut, both = random.Random(7), 0, 0
+    coins, cut, both, twins = random.Random(7), 0, 0, 0
     for turn in range(120):
         elders, youngers = ([tree_of(coins, most) for _ in range(3)] for most in (5, 4))
         q = drawn_q(3, max(len(tokens) for tokens, _ in youngers) - 1, turn) if turn % 2 else None
         room = [coins.randint(0, 9) for _ in range(3)]
         whole = [coins.randrange(len(tokens)) if coins.random() < 0.5 else 0 for tokens, _ in elders]
         elder, younger = window_of(elders), window_of(youngers, q)
+        told = torch.rand(younger.tokens.shape, generator=torch.Generator().manual_seed(turn)) if turn % 3 else None
+        younger = replace(younger, confidence=told)
         most = min(max(room), elder.tokens.shape[1] + younger.tokens.shape[1] - 2)
         found = grown_together(elder, younger, torch.tensor(whole), torch.tensor(room), most)
         found.check(3, most + 1, VOCABULARY, "both")
@@ -185,6 +198,12 @@ def test_two_trees_make_the_tree_of_all_their_paths() -> None:
             assert got == [path for path, _ in expected]
             assert all(int(parent) < slot for slot, parent in enumerate(found.parents[row]))
             cut += width > room[row]
+            assert (found.confidence is None) == (told is None)
+            if found.confidence is not None and told is not None:
+                by_path = dict(zip(paths_of(*youngers[row])[1:], told[row, 1:].tolist(), strict=False))
+                due = [by_path.get(path, -1) for path, _ in expected]
+                assert found.confidence[row, :width].tolist() == due
+                twins += sum(path in by_path for path in paths_of(*elders[row]))
             for slot, (path, own) in enumerate(expected if q is not None else ()):
                 assert found.q is not None
                 assert q is not None
@@ -199,6 +218,7 @@ def test_two_trees_make_the_tree_of_all_their_paths() -> None:
                 torch.testing.assert_close(found.q[row, slot - 1], left / left.sum(), rtol=1e-12, atol=0)
     assert cut > 50
     assert both > 20
+    assert twins > 20
 
 
 def test_the_example_of_the_docstring() -> None:

@@ -12,10 +12,11 @@ import torch
 
 from benchsuite.conformance.drafts import differ
 from benchsuite.conformance.guards.read_guard import guarded_steps
+from benchsuite.conformance.guards.tape import Tape
 from benchsuite.conformance.models.tiny import requests, save_target
 from benchsuite.judge.sources import EachRow, EngineSource
 from benchsuite.tests.rig import Make, slow_after
-from benchsuite.workshop.machines.uneven_runs import MOST, Telling, due_k, uneven_run
+from benchsuite.workshop.machines.uneven_runs import HYBRIDS, MOST, Telling, due_k, hybrid_run, uneven_run
 from specdec import Context, SamplingParams, SpecdecError, Window
 from specdec.confidence import confidence_bits, confidence_read
 from specdec.lengths import allowed_k, each_k
@@ -148,7 +149,7 @@ def test_a_confidence_comes_with_the_one_read_of_a_step(assemble: Make) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_a_confidence_may_have_any_floating_dtype_beside_log_probabilities(dtype: torch.dtype, assemble: Make) -> None:
     engine = _telling(assemble, 1, lambda window, context: torch.full(window.tokens.shape, 0.25, dtype=dtype))
-    told: list[tuple[float, ...]] = []
+    told: list[tuple[float | None, ...]] = []
 
     def k_of(row: RowStats) -> int:
         told.append(row.confidence)
@@ -189,3 +190,34 @@ def test_bits_of_a_confidence_come_back_as_the_same_floats() -> None:
     told = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
     found = confidence_read(confidence_bits(told).numpy(), np.array([4, 0, 2]), "mine")
     assert found == [tuple(told[0, 1:].tolist()), (), tuple(told[2, 1:3].tolist())]
+
+
+def test_a_proposal_without_an_estimate_is_told_as_none_and_a_row_without_any_as_empty() -> None:
+    told = torch.tensor([[-1.0, 0.5, -1.0, 0.0], [0.5, -1.0, -1.0, 1.0], [-1.0] * 4])
+    found = confidence_read(confidence_bits(told).numpy(), np.array([3, 2, 3]), "mine")
+    assert found == [(0.5, None, 0.0), (), ()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", HYBRIDS)
+def test_rows_of_a_hybrid_are_told_the_confidence_of_the_source_that_has_one(text: str) -> None:
+    hybrid_run(text)
+
+
+@pytest.mark.slow
+def test_a_confidence_is_the_same_where_steps_are_recorded_and_replayed(assemble: Make) -> None:
+    runs: list[list[tuple[float | None, ...]]] = []
+    for recorder in (None, Tape()):
+        told: list[tuple[float | None, ...]] = []
+
+        def k_of(row: RowStats, told: list[tuple[float | None, ...]] = told) -> int:
+            told.append(row.confidence)
+            return 2
+
+        build = assemble(max_rows=2, backend="reference", extra=(("draft", "telling", lambda env: Telling(env, 0.7)),))
+        engine = build.engine("telling", k=MOST, recorder=recorder)
+        engine.controller = EachRow(MOST, k_of)
+        engine.run(requests(GREEDY, 3))
+        runs.append(told)
+    assert runs[0] == runs[1]
+    assert any(runs[0])

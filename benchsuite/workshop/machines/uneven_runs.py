@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchsuite.conformance.models import tiny
 from benchsuite.judge.sources import EachRow
+from benchsuite.workshop.machines.joined_drafts import BRIEF
 from specdec import Context, SamplingParams, Verdict, Window
 from specdec.stats import RowStats, Stats
 from specdec_plugins.drafts.oracle import Oracle
@@ -62,7 +63,7 @@ class _Seen:
     steps: int = 0
     asked: int = 0
     last: tuple[int, int] | None = None  # proposed and accepted
-    confidence: tuple[float, ...] = ()
+    confidence: tuple[float | None, ...] = ()
     proposed: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
 
@@ -112,3 +113,67 @@ def uneven_run() -> None:
     assert stats.counts["kv_rows_moved_bytes"] > 0, "no row has moved: nothing was shown"
     assert different > 3, "rows have one K: nothing was shown"
     assert stats.counts["host_reads"] == len(stats.steps), "one read a step"
+
+
+def rows_of_their_own() -> None:
+    """Rows have the K, the counts and the confidences that are their own, also those of a hybrid's sources."""
+    uneven_run()
+    for text in HYBRIDS:
+        hybrid_run(text)
+
+
+HYBRIDS = (
+    "hybrid(sources='brief, telling', model_k=3)",
+    "hybrid(sources='brief, telling', model_k=2, extend=True, slots=4)",
+    "hybrid(sources='brief, telling', model_k=3, merge=True, slots=4)",
+)
+"""A lookup without a confidence before a draft that has one: rows of either, chains of both, and trees of both."""
+
+
+def hybrid_run(text: str) -> None:
+    """Six requests in three rows, drafted by one of ``HYBRIDS``.
+
+    AssertionError names a row that is told another confidence than its last window's proposals have, by their paths, in
+    the window of the source that tells.
+    """
+    proposed: list[Window] = []
+
+    class Kept(Telling):
+        def propose(self, context: Context) -> Window:
+            proposed.append(super().propose(context))
+            return proposed[-1]
+
+    extra = BRIEF, ("draft", "telling", lambda env: Kept(env, rate=0.7))
+    build = tiny.assembly(max_rows=3, backend="reference", extra=extra)
+    engine, work = build.engine(text, k=MOST), tiny.requests(SamplingParams(max_new_tokens=40), 6)
+    engine.controller = noted = Noted()
+    alone, merges = build.engine("brief", max_rows=3).draft, "merge" in text
+    assert alone
+    due: dict[int, tuple[float | None, ...]] = {}
+    kinds = Counter[tuple[bool, bool]]()
+
+    def keep(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
+        for row in noted.told[-1]:
+            expected = due.get(row.request, ())
+            assert row.confidence == expected, f"request {row.request} is told {row.confidence}, due is {expected}"
+        for place, number in enumerate(context.request.tolist()):
+            own: dict[tuple[int, ...], float] = {}
+            if proposed and (merges or not alone.look_up(context, place)):
+                length = int(context.length_host[place])
+                for slot, path in enumerate(_paths(proposed[0], place), 1):
+                    own[path] = told_confidence(number, length, slot)
+            sure = [own.get(path) for path in _paths(window, place)]
+            due[number] = tuple(sure) if any(chance is not None for chance in sure) else ()
+            kinds[None in sure, len({*sure}) > 1] += 1
+        proposed.clear()
+
+    engine.trace = keep
+    engine.run(work)
+    assert len(due) == len(work)
+    assert kinds[False, True] > 5, "hardly any row has an estimate for each proposal"
+    assert kinds[True, True] > 5 or ("extend" not in text and not merges), "hardly any row has both kinds"
+
+
+def _paths(window: Window, row: int) -> list[tuple[int, ...]]:
+    """The tokens on the way to each proposal of a row."""
+    return [tuple(path[path >= 0].tolist()) for path in window.paths[row, 1 : int(window.width[row])]]

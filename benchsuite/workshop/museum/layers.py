@@ -40,7 +40,7 @@ from benchsuite.workshop.machines.joined_drafts import BRIEF, Behind, Listed, hy
 from benchsuite.workshop.machines.keyed_runs import chance_of_tokens, keyed_tokens
 from benchsuite.workshop.machines.processed import slots_beside_transformers
 from benchsuite.workshop.machines.renamed import shuffled_draft
-from benchsuite.workshop.machines.uneven_runs import uneven_run
+from benchsuite.workshop.machines.uneven_runs import rows_of_their_own
 from benchsuite.workshop.museum.states import given_states
 from specdec import (
     Completion,
@@ -561,6 +561,6 @@ LAYERS: dict[str, Callable[[], None]] = {
     "cancels": cancels,
     "beams": beams,
     "files": request_files,
-    "lengths": uneven_run,
+    "lengths": rows_of_their_own,
     "states": given_states,
 }

@@ -498,6 +498,18 @@ OURS = (
     ),
     mutant(
         "ours",
+        "a draft's confidence is given to what was looked up beside it",
+        "lengths",
+        (f"{JOINING}_told", "torch.where(where, wide, NO_ESTIMATE)", "wide"),
+    ),
+    mutant(
+        "ours",
+        "a path of both trees loses the confidence of the draft that has one",
+        "lengths",
+        (f"{JOINING}grown_together", "torch.where(shared, sure, NO_ESTIMATE)", "torch.full_like(sure, NO_ESTIMATE)"),
+    ),
+    mutant(
+        "ours",
         "what a controller knows of a request stays in the row that it left",
         "lengths",
         (
