@@ -85,11 +85,32 @@ def decode(
 
 def _decode(ops: Backend, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
     """h + mlp(norm(h)) with h = x + attention(norm(x))."""
+    normed = ops.rms_norm(x, layer.norm_before, layer.eps_before, layer.norm_offset)
+    return decode_after_norm(ops, x, normed, layer, turn, at)
+
+
+def decode_after_norm(
+    ops: Backend,
+    x: Tensor,
+    normed: Tensor,
+    layer: DecoderWeights,
+    turn: tuple[Tensor, Tensor],
+    at: Cells,
+    head_norms: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """A layer after its first norm: its attention reads ``normed``, of any size, and its residual is x [B, W, H].
+
+    ``head_norms``: the weights [d] by which each query and each key is normed, if they are. In place: the cells of
+    ``at``.
+    """
     batch, width, _ = x.shape
     size, heads, heads_kv = layer.head_dim, layer.heads, layer.heads_kv
-    normed = ops.rms_norm(x, layer.norm_before, layer.eps_before, layer.norm_offset)
     both = ops.linear(normed, layer.qkv, layer.qkv_bias).view(batch, width, heads + 2 * heads_kv, size).transpose(1, 2)
-    query, fresh = ops.rotary(both[:, :heads], both[:, heads : heads + heads_kv], *turn)
+    query, fresh = both[:, :heads], both[:, heads : heads + heads_kv]
+    if head_norms is not None:
+        query = ops.rms_norm(query.contiguous(), head_norms[0], layer.eps_before, layer.norm_offset)
+        fresh = ops.rms_norm(fresh.contiguous(), head_norms[1], layer.eps_before, layer.norm_offset)
+    query, fresh = ops.rotary(query, fresh, *turn)
     ops.kv_append(at.keys, at.values, fresh, both[:, heads + heads_kv :], at.cells)
     seen = at.attend(ops, query, layer.scaling)
     out = ops.linear(seen.reshape(batch, width, -1), layer.out, layer.out_bias)
