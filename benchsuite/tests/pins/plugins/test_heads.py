@@ -17,7 +17,8 @@ from benchsuite.conformance.models.tiny import ask, requests
 from benchsuite.tests.rig import Make, saved_head, slow_after
 from specdec import Draft, Engine, Request, SamplingParams
 from specdec.model import ArenaModel
-from specdec_plugins.drafts.eagle import Eagle
+from specdec_plugins.drafts.eagle import TrainedEagle
+from specdec_plugins.feedback import FeedbackDraft, FeedbackHead
 from specdec_plugins.reduced import Reduced
 
 
@@ -47,7 +48,8 @@ def _weights(part: Any) -> list[Tensor]:
     if isinstance(part, Reduced):
         assert isinstance(part._rows, torch.Tensor), "packed weights are read where torch does not see it"
         return [part._rows]
-    parts = part if isinstance(part, list) else vars(part).values() if isinstance(part, Draft | ArenaModel) else []
+    held = isinstance(part, Draft | ArenaModel | FeedbackHead)
+    parts = part if isinstance(part, list) else vars(part).values() if held else []
     return [weight for inner in parts for weight in _weights(inner)]
 
 
@@ -67,14 +69,14 @@ def _read_in_decoding(engine: Engine, draft: Any) -> tuple[int, int]:
 
     for name in ("propose", "observe", "release"):
         object.__setattr__(draft, name, watched(name))
-    if isinstance(draft, Eagle):
-        logits = draft._reduced.logits
+    if isinstance(draft, FeedbackDraft):
+        logits = draft._head.logits
 
         def counted(state: Tensor) -> Tensor:
             calls["logits"] += 1
             return logits(state)
 
-        object.__setattr__(draft._reduced, "logits", counted)
+        object.__setattr__(draft._head, "logits", counted)
     ask(engine, cycle([engine.max_window - 1, 0, 0]))
     engine.run(requests(SamplingParams(max_new_tokens=12), count=2))
     return reading.bytes, calls["logits"]
@@ -113,10 +115,11 @@ def test_a_draft_reads_in_each_forward_the_bytes_that_it_declares(
     assert engine.draft is not None
     model = vars(engine.draft).get("_rest", [engine.draft])[0]  # of a hybrid, the source that is no lookup
     read, readings = _read_in_decoding(engine, model)
-    if isinstance(model, Eagle):
+    if isinstance(model, FeedbackDraft):
+        assert isinstance(model._head, TrainedEagle)
         alone = engine.stats.counts["draft_forwards"] - readings
         assert alone > 0, "no steps without proposals were caught up with"
-        read += alone * model._reduced.weight_bytes
+        read += alone * model._head._reduced.weight_bytes
     assert read == engine.stats.counts["draft_forwards"] * engine.draft.weight_bytes > 0
 
 
