@@ -225,7 +225,7 @@ def parse(given: Texts) -> Rules | None:
     exports = _written(given, save)
     file, base, endpoint = None, None, _endpoint(given) if mode != "off" else None
     if mode != "off" and not found["self-test"] and not endpoint:
-        file, base = _against(given, found["on-missing"], save)
+        file, base = _against(given, found["on-missing"])
     if found["update"] and not file:
         raise GateError("--gate-update writes over a baseline file; name it with --gate-against")
     if mode != "off" and found["environment"] == "own" and not base:
@@ -332,15 +332,14 @@ def _refuse_idle(given: Texts, saving: bool) -> None:
         raise GateError(f"{', '.join(idle)} without --gate {effect}; add --gate=fail or --gate=report")
 
 
-def _against(given: Texts, on_missing: str, save: Path | None) -> tuple[Path | None, str | None]:
+def _against(given: Texts, on_missing: str) -> tuple[Path | None, str | None]:
     """The file, or the commit, that a run is held against."""
     text, file = given.texts["gate-against"], given.path("gate-against")
     if file is None:
-        if save:
-            return None, None
+        only = "; to write a baseline and compare nothing, give --gate=off" if given.texts["gate-save"] else ""
         raise GateError(
             "--gate needs something to compare this run with: --gate-against FILE (made with --gate-save FILE) or "
-            "--gate-against REV"
+            f"--gate-against REV{only}"
         )
     if file.is_file():
         return file, None

@@ -99,9 +99,6 @@ def test_a_revision_is_a_commit_that_git_knows(start_folder: Path) -> None:
     new = ruled(start_folder, "--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
     assert new is not None
     assert (new.file, new.base) == (start_folder / "new.json", None)
-    kept = ruled(start_folder, "--gate=fail", "--gate-save=new.json")
-    assert kept is not None
-    assert (kept.file, kept.base, kept.save) == (None, None, start_folder / "new.json")
 
 
 TWO = "base=http://127.0.0.1:1,head=http://127.0.0.1:2"
@@ -191,6 +188,11 @@ REFUSED = [
         ("--gate-against=",),
         "--gate needs something to compare this run with: --gate-against FILE (made with --gate-save FILE) or "
         "--gate-against REV",
+    ),
+    (
+        ("--gate=report", "--gate-against=", "--gate-save=new.json"),
+        "--gate needs something to compare this run with: --gate-against FILE (made with --gate-save FILE) or "
+        "--gate-against REV; to write a baseline and compare nothing, give --gate=off",
     ),
     (("--gate-against=more",), "--gate-against 'more' is a folder; expected a baseline file in it, or a revision"),
     (
