@@ -76,13 +76,11 @@ class Settings:
 
     def integers(self, key: str) -> tuple[int, ...] | None:
         """The value of a key that holds a list of integers; None if the key is absent."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(type(one) is int for one in value):
-            raise self._wrong(key, value, "a list of integers")
-        self._left.discard(key)
-        return tuple(value)
+        return self._listed(key, int, "a list of integers")
+
+    def words(self, key: str) -> tuple[str, ...] | None:
+        """The value of a key that holds a list of words; None if the key is absent."""
+        return self._listed(key, str, "a list of words")
 
     def inside(self, key: str) -> Settings:
         """The settings inside a key, which are followed like these; empty if the key is absent."""
@@ -108,6 +106,15 @@ class Settings:
         """The keys that nobody took, those inside other keys included, by their whole names."""
         inside = [key for settings in self._inside.values() for key in settings.left()]
         return sorted([*(self._within + key for key in self._left), *inside])
+
+    def _listed(self, key: str, kind: type[T], expected: str) -> tuple[T, ...] | None:
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(one) is kind for one in value):
+            raise self._wrong(key, value, expected)
+        self._left.discard(key)
+        return tuple(value)
 
     def _wrong(self, key: str, value: object, expected: str) -> SpecdecError:
         got = f"{value!r} ({type(value).__name__})"

@@ -29,6 +29,8 @@ class Reading:
     ``window``: the tokens over which the head itself attends; 0 is all of them.
     ``embedding``: whose embeddings of tokens the head reads.
     ``order``: which part comes first where the embedding of a token and a state are joined.
+    ``inside``: in a layer with a window, whether a slot of a block sees all of the block, or none behind itself.
+    ``first``: whether a block's first slot, the pending token, proposes, or its token is given and nothing more.
     """
 
     layers: tuple[int, ...] | None = None
@@ -38,6 +40,8 @@ class Reading:
     window: int | None = None
     embedding: Literal["own", "target"] | None = None
     order: Literal["embedding", "state"] | None = None
+    inside: Literal["all", "causal"] | None = None
+    first: Literal["given", "proposes"] | None = None
 
     @staticmethod
     def of(**texts: str) -> Reading:
@@ -70,6 +74,8 @@ VALUES = {
     "ids": ("offset", "id"),
     "embedding": ("own", "target"),
     "order": ("embedding", "state"),
+    "inside": ("all", "causal"),
+    "first": ("given", "proposes"),
 }
 """What the options of a reading may be that are words."""
 
