@@ -26,8 +26,8 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig
@@ -47,9 +47,11 @@ from specdec.rows import TAIL
 from specdec_kernels.cuda import Cuda
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
+from specdec_plugins import published
 from specdec_plugins.heads import files
 from specdec_plugins.heads.eagle_head import EagleHead, EagleShape
 from specdec_plugins.heads.medusa_heads import MedusaHeads
+from specdec_plugins.published.reading import Published
 
 H = TypeVar("H", EagleHead, MedusaHeads)
 
@@ -309,6 +311,7 @@ def _our_stands(log: LaunchLog) -> list[Stand]:
         (ArenaModel, "_differs", lambda *arguments: None),
         (files, "load_eagle", _eagle_head),
         (files, "load_medusa", _medusa_heads),
+        (published, "read_published", _published_head),
         (swap, "_stacked", lambda weights: torch.cat([weight.detach() for weight in weights])),
         (swap, "_norm_offset", offset),
         (swap, "_turns", lambda module: True),
@@ -343,6 +346,22 @@ def _medusa_heads(name: str, target: ArenaModel) -> tuple[MedusaHeads, Tensor]:
     return _on_target(MedusaHeads, target, *sizes), torch.arange(64, device=target.device)
 
 
+def _published_head(*given: Any, **named: Any) -> Published[Any]:
+    """The head that its files hold, read as ever, but of its tensors only their shapes."""
+    with unset_fake_temporarily(), torch.device("cpu"):
+        found = READ(*given, **named)
+    for module in found.head.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(_shape_of(weight), requires_grad=False))
+        for name, held in module.named_buffers(recurse=False):
+            setattr(module, name, _shape_of(held))
+    return found
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
 def _on_target(kind: type[H], target: ArenaModel, *sizes: Any) -> H:
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(target.dtype)
@@ -352,6 +371,8 @@ def _on_target(kind: type[H], target: ArenaModel, *sizes: Any) -> H:
     finally:
         torch.set_default_dtype(dtype)
 
+
+READ = published.read_published
 
 LAUNCH_S = 1e-6
 """Seconds that a launch takes by the clock of these runs."""

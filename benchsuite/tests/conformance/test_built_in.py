@@ -8,6 +8,7 @@ import pytest
 
 from benchsuite import conformance
 from benchsuite.conformance.claims import Checks
+from benchsuite.tests.recorded_heads import recorded_head
 from benchsuite.tests.rig import left_to_deep, slow_checks
 from specdec.interfaces import OPS
 
@@ -105,6 +106,14 @@ TestMedusaTree = slow(
 TestEagle = slow(conformance.draft("eagle(reset=False)", sampled=True, hidden=True), *OF_MODELS)
 TestEagleThatResets = slow(
     conformance.draft("eagle", sampled=True, hidden=True, memoryless=False), *OF_MODELS, SAMPLED, Q
+)
+TestDFlash = slow(
+    conformance.draft(f"dflash(head={recorded_head('dflash/windows')!r})", sampled=True, hidden=True, k=3),
+    *OF_MODELS,
+    SAMPLED,
+)
+TestDSpark = slow(
+    conformance.draft(f"dspark(head={recorded_head('dspark/rnn')!r})", sampled=True, hidden=True), *OF_MODELS, SAMPLED
 )
 TestOracle = slow(conformance.draft("oracle(0.8)", replays=True), FAKE, REPLAYED)
 TestGarbage = slow(conformance.draft("garbage"), FAKE, REPLAYED, SAMPLED)
