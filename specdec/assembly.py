@@ -99,7 +99,7 @@ class Assembly:
         ranks = joined_ranks() if self.target.sharding else None
         if ranks and not chosen.deterministic:
             chosen = RankZeroDecides(chosen, ranks)
-        window = replace(env, max_window=chosen.max_k + 1)
+        window = replace(env, max_window=chosen.max_k + 1, confidence=chosen.reads_confidence)
         whole = replace(window, draft=lambda text: self.registry.draft(text, whole))
         drafter, draft_s = self._timed(lambda: None if draft is None else self.registry.draft(draft, whole))
         engine = Engine(

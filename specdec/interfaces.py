@@ -44,7 +44,7 @@ class Env:
     ``draft(text)``: builds another registered draft for the same engine, for drafts that combine others;
     ``runtime``: runs parts of a draft op by op, or records and replays them, as the engine's own (``specdec.runtime``).
     ``calibration``: seconds of the target's forward, measured where they are asked for and shared by all engines over
-    it.
+    it. ``confidence``: whether the controller reads a draft's confidence (``Window.confidence``).
     """
 
     target: ArenaModel
@@ -58,6 +58,7 @@ class Env:
     draft: Callable[[str], Draft]
     runtime: Runtime
     calibration: Calibration
+    confidence: bool = False
 
 
 class Draft(Interface, ABC):
@@ -195,11 +196,13 @@ class Controller(Interface, ABC):
 
     ``deterministic`` is False for a controller that reads the clock: its counters need not repeat.
     ``k_option`` names the factory's option that K sets if the user gives K separately (``--specdec-k 8``); None: the
-    controller takes no K.
+    controller takes no K. ``reads_confidence`` says that it reads the confidence of rows, which drafts that have to
+    compute one then do (``Env.confidence``).
     """
 
     deterministic: bool = True
     k_option: str | None = None
+    reads_confidence: bool = False
 
     @property
     @abstractmethod

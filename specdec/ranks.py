@@ -393,6 +393,7 @@ class RankZeroDecides(Controller):
 
     def __init__(self, inner: Controller, ranks: Ranks) -> None:
         self.inner, self.k_option, self._ranks = inner, inner.k_option, ranks
+        self.reads_confidence = inner.reads_confidence
 
     @property
     def max_k(self) -> int:

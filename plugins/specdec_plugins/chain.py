@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec import Context, Window
+from specdec.confidence import NO_ESTIMATE
 
 
 class Chain:
     """Draws the proposals of a chain; keeps the distributions from which they were drawn if a policy needs them.
 
     ``vocabulary`` is the target's V. Logits may cover fewer tokens: ``ids`` int64 [D] are their ids (None: all).
+    ``confident``: its window has a confidence, each token's probability by its logits before any processor.
     """
 
-    def __init__(self, context: Context, vocabulary: int, ids: Tensor | None = None) -> None:
-        self._context, self._vocabulary, self._ids = context, vocabulary, ids
+    def __init__(self, context: Context, vocabulary: int, ids: Tensor | None = None, confident: bool = False) -> None:
+        self._context, self._vocabulary, self._ids, self._confident = context, vocabulary, ids, confident
         self._tokens: list[Tensor] = []
+        self._chances: list[Tensor] = []
         self._distributions: list[Tensor] = []
 
     def propose(self, logits: Tensor) -> Tensor:
@@ -32,13 +36,17 @@ class Chain:
             if not context.coupled:
                 self._distributions.append(processed.softmax(dim=-1))
         self._tokens.append(token)
+        if self._confident:
+            own = widened(logits, self._ids, self._vocabulary).gather(2, token[:, :, None])[:, :, 0]
+            self._chances.append((own - logits.logsumexp(dim=-1)).clamp(max=0).exp())
         return token
 
     def window(self) -> Window:
         """The chain's window; no row has more proposals than room."""
         distributions = torch.cat(self._distributions, dim=1) if self._distributions else None
         proposed = self._context.max_proposals.clamp(max=len(self._tokens))
-        return Window.chain(self._context.pending, torch.cat(self._tokens, dim=1), proposed, distributions)
+        sure = F.pad(torch.cat(self._chances, dim=1), (1, 0), value=NO_ESTIMATE) if self._chances else None
+        return Window.chain(self._context.pending, torch.cat(self._tokens, dim=1), proposed, distributions, sure)
 
     @property
     def paths(self) -> Tensor:

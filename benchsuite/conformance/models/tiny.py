@@ -62,9 +62,12 @@ def assembly(
     return Assembly(plugins, target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=max_length)
 
 
-def save_target(family: str, folder: Path) -> str:
-    """Save a family's target in a folder; return the quoted path for ``draft_model(model=…)``, to draft with it."""
-    families.build_model(family).save_pretrained(folder)
+def save_target(family: str, folder: Path, seed: int = 0) -> str:
+    """Save a family's target in a folder; return the quoted path for ``draft_model(model=…)``, to draft with it.
+
+    With another ``seed`` it is another model.
+    """
+    families.build_model(family, seed).save_pretrained(folder)
     catalog.byte_tokenizer().save_pretrained(folder)
     return repr(str(folder))
 

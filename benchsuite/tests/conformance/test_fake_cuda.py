@@ -110,14 +110,21 @@ def test_rows_end_and_others_enter_and_nobody_waits(draft: str, policy: str, bac
     must_hold(taken(draft, policy, "fixed", 1.0, rows=3, steps=5, enters=True, backends=backends))
 
 
+class ReadingEachRow(EachRow):
+    """Reads confidences, so that drafts compute them."""
+
+    reads_confidence = True
+
+
 @pytest.mark.slow
-def test_rows_of_different_k_and_a_confidence_are_read_with_the_rest() -> None:
+@pytest.mark.parametrize("draft", ["telling", "draft_model"])
+def test_rows_of_different_k_and_a_confidence_are_read_with_the_rest(draft: str) -> None:
     """K goes to the device in one copy that nobody waits for, and the confidence comes back with the one read."""
     extra: tuple[tiny.Extra, ...] = (
         ("draft", "telling", lambda env: Telling(env, rate=1.0)),
-        ("controller", "unlike", lambda env: EachRow(4, lambda row: 1 + row.request % 3)),
+        ("controller", "unlike", lambda env: ReadingEachRow(4, lambda row: 1 + row.request % 3)),
     )
-    found = fake_cuda.fake_run("telling", controller="unlike", rows=3, steps=6, enters=True, extra=extra)
+    found = fake_cuda.fake_run(draft, controller="unlike", rows=3, steps=6, enters=True, extra=extra)
     assert [*found.twins()], "no two steps were compared"
     must_hold(found)
 

@@ -133,7 +133,7 @@ def test_policies_and_controllers_that_declare_nothing_claim_nothing() -> None:
     policy = Plain()
     assert (policy.coupled, policy.trees, policy.raw, policy.chooses) == (False, False, False, False)
     controller = Still()
-    assert (controller.deterministic, controller.k_option) == (True, None)
+    assert (controller.deterministic, controller.k_option, controller.reads_confidence) == (True, None, False)
 
 
 def test_a_peer_that_only_generates_runs_one_request_and_claims_our_arithmetic() -> None:

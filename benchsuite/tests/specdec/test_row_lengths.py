@@ -16,7 +16,7 @@ from benchsuite.conformance.guards.tape import Tape
 from benchsuite.conformance.models.tiny import requests, save_target
 from benchsuite.judge.sources import EachRow, EngineSource
 from benchsuite.tests.rig import Make, slow_after
-from benchsuite.workshop.machines.uneven_runs import HYBRIDS, MOST, Telling, due_k, hybrid_run, uneven_run
+from benchsuite.workshop.machines.uneven_runs import HYBRIDS, MOST, Telling, due_k, hybrid_run, model_run, uneven_run
 from specdec import Context, SamplingParams, SpecdecError, Window
 from specdec.confidence import confidence_bits, confidence_read
 from specdec.lengths import allowed_k, each_k
@@ -202,6 +202,31 @@ def test_a_proposal_without_an_estimate_is_told_as_none_and_a_row_without_any_as
 @pytest.mark.parametrize("text", HYBRIDS)
 def test_rows_of_a_hybrid_are_told_the_confidence_of_the_source_that_has_one(text: str) -> None:
     hybrid_run(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "temperature", "replayed"),
+    [("match", 0.0, False), ("match", 0.8, True), ("rejection", 0.8, False), ("rejection", 0.8, True)],
+)
+def test_a_models_confidence_is_its_probability_of_what_it_proposes(
+    policy: str, temperature: float, replayed: bool
+) -> None:
+    model_run(policy, temperature, Tape() if replayed else None)
+
+
+def test_a_model_computes_no_confidence_for_a_controller_that_reads_none(assemble: Make) -> None:
+    told: list[tuple[float | None, ...]] = []
+
+    def k_of(row: RowStats) -> int:
+        told.append(row.confidence)
+        return 2
+
+    engine = assemble(max_rows=2, extra=(("controller", "mute", lambda env: EachRow(2, k_of)),)).engine(
+        "draft_model", controller="mute"
+    )
+    engine.run(requests(GREEDY, 3))
+    assert {*told} == {()}
 
 
 @pytest.mark.slow

@@ -5,17 +5,21 @@ The requests are more than the rows and end at different steps, so that rows are
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.conformance.models import tiny
+from benchsuite.conformance.models import families, tiny
 from benchsuite.judge.sources import EachRow
 from benchsuite.workshop.machines.joined_drafts import BRIEF
 from specdec import Context, SamplingParams, Verdict, Window
+from specdec.runtime import Recorder
 from specdec.stats import RowStats, Stats
 from specdec_plugins.drafts.oracle import Oracle
 
@@ -120,6 +124,8 @@ def rows_of_their_own() -> None:
     uneven_run()
     for text in HYBRIDS:
         hybrid_run(text)
+    for policy, temperature in (("match", 0.0), ("rejection", 0.8)):
+        model_run(policy, temperature)
 
 
 HYBRIDS = (
@@ -177,3 +183,40 @@ def hybrid_run(text: str) -> None:
 def _paths(window: Window, row: int) -> list[tuple[int, ...]]:
     """The tokens on the way to each proposal of a row."""
     return [tuple(path[path >= 0].tolist()) for path in window.paths[row, 1 : int(window.width[row])]]
+
+
+class NotedConfidences(Noted):
+    """Notes what it is told, and says that it reads confidences."""
+
+    reads_confidence = True
+
+
+def model_run(policy: str, temperature: float, recorder: Recorder | None = None) -> None:
+    """Five requests in three rows, drafted by a model.
+
+    AssertionError names a row that is told another confidence than the probabilities of its last proposals by
+    transformers, before any processor.
+    """
+    noted = NotedConfidences()
+    with tempfile.TemporaryDirectory() as folder:
+        network, path = families.build_model("llama", 1), tiny.save_target("llama", Path(folder), seed=1)
+        build = tiny.assembly(max_rows=3, backend="reference", extra=(("controller", "reading", lambda env: noted),))
+        engine = build.engine(f"draft_model(model={path})", policy, "reading", recorder=recorder)
+    due: dict[int, tuple[float, ...]] = {}
+    different = set[float]()
+
+    def keep(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
+        for row in noted.told[-1]:
+            expected = due.get(row.request, ())
+            told = f"request {row.request} is told {row.confidence}, due is {expected}"
+            assert row.confidence == pytest.approx(expected, abs=1e-4), told
+        for place, number in enumerate(context.request.tolist()):
+            text = context.history[place, : context.length_host[place]].tolist()
+            proposed = window.tokens[place, 1 : int(window.width[place])].tolist()
+            law = network(torch.tensor([text + proposed])).logits[0, len(text) - 1 :].softmax(dim=-1)
+            due[number] = tuple(float(law[index, token]) for index, token in enumerate(proposed))
+            different.update(due[number])
+
+    engine.trace = keep
+    engine.run(tiny.requests(SamplingParams(max_new_tokens=9, temperature=temperature, seed=5, top_k=40), 5))
+    assert len(different) > 20, "hardly any proposal has a confidence"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchsuite.workshop.museum.entries import mutant
 from benchsuite.workshop.museum.places import (
+    CHAIN,
     COMMIT,
     COMMITTED,
     EXTEND,
@@ -507,6 +508,12 @@ OURS = (
         "a path of both trees loses the confidence of the draft that has one",
         "lengths",
         (f"{JOINING}grown_together", "torch.where(shared, sure, NO_ESTIMATE)", "torch.full_like(sure, NO_ESTIMATE)"),
+    ),
+    mutant(
+        "ours",
+        "a model's confidence is that of its likeliest token, not of the one that it has drawn",
+        "lengths",
+        (CHAIN, "own - logits", "logits.amax(dim=-1) - logits"),
     ),
     mutant(
         "ours",

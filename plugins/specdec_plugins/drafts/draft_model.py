@@ -37,7 +37,8 @@ class DraftModel(Draft):
     layers draft with its norm and head and share its weights (early exit; untrained, so acceptance is low).
     Vocabularies padded to different sizes are accepted; a different tokenizer is refused.
 
-    A sampled proposal is drawn from the draft's processed distribution q, which is passed to policies that use it.
+    A sampled proposal is drawn from the draft's processed distribution q, which is passed to policies that use it. For
+    a controller that reads confidences, a proposal's is its probability by the model, before any processor.
 
     Source: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
     """
@@ -59,7 +60,7 @@ class DraftModel(Draft):
                 "choose another draft or shorter prompts and outputs"
             )
         self.weight_bytes, self.small_ops = self._model.weight_bytes, self._model.own_threads
-        self._vocabulary = env.target.vocabulary
+        self._vocabulary, self._confident = env.target.vocabulary, env.confidence
         # The catch-up window has 2 slots after a speculative step and grows in each step without a proposal.
         self._arena = self._model.arena(env.max_rows, env.max_length + 2, env.max_window + 1)
         self._runtime, self._most_tokens, self._forwards = env.runtime, env.max_length, 0
@@ -105,7 +106,7 @@ class DraftModel(Draft):
         return self._proposed
 
     def _drafted(self, context: Context, k: int, behind: int, longest: int) -> Window:
-        rows, chain = slice(0, context.rows), Chain(context, self._vocabulary)
+        rows, chain = slice(0, context.rows), Chain(context, self._vocabulary, confident=self._confident)
         logits = self._catch_up(context, behind, longest)
         for index in range(k):
             token = chain.propose(self._over_target(logits))
