@@ -62,6 +62,29 @@ def strict(path: Path) -> object:
     return json.loads(text, parse_constant=refuse)
 
 
+JOINED = (
+    "behind=hybrid(sources='ngram(n_min=1), draft_model', extend=True, slots=4)/rejection/fixed/4",
+    "filled=hybrid(sources='ngram(n_min=1), draft_model', extend=True)/match/goodput/4",
+    "merged=hybrid(sources='suffix(min_match=1), draft_model', merge=True, slots=4)/match/fixed/4",
+    "trees=hybrid(sources='ngram(n_min=1), tree(beam=2, depth=2)', merge=True)/tree_rejection/budget/6",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_rows_of_hybrids_that_join_proposals_keep_their_contracts(temperature: str, run: Run) -> None:
+    done = run(
+        *("-m", "pytest", *SHORT, "--specdec-max-new-tokens", "16", "--specdec-prompts", "2", "--specdec-batch", "2"),
+        *("--specdec-peer", "none", "--benchmark-quiet", "--specdec-temperature", temperature),
+        *("--specdec-arm", ", ".join(JOINED)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for arm in JOINED:
+        name = arm.partition("=")[0]
+        assert [line for line in done.stdout.splitlines() if line.startswith(f"{name} ")], f"no row {name}"
+    assert f"{len(JOINED) + 2} of {len(JOINED) + 2} rows were measured and kept their contract" in done.stdout
+
+
 @pytest.mark.slow
 def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run, tmp_path: Path) -> None:
     done = run(
