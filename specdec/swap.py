@@ -58,7 +58,7 @@ class Swap:
         with torch.no_grad():
             if bits is not None or _accelerates(ops, first):
                 self._find(model)
-            elif is_half(first.dtype):
+            elif is_half(first.dtype) and type(self._head) in PLAIN:
                 self._forwards.append((self._head, self._product([self._head])))
 
     def put_in(self, layers: bool = True) -> None:

@@ -115,6 +115,11 @@ TestDFlash = slow(
 TestDSpark = slow(
     conformance.draft(f"dspark(head={recorded_head('dspark/rnn')!r})", sampled=True, hidden=True), *OF_MODELS, SAMPLED
 )
+TestMtp = slow(
+    conformance.draft(f"mtp(head={recorded_head('mtp/speculators-llama')!r})", sampled=True, hidden=True),
+    *OF_MODELS,
+    SAMPLED,
+)
 TestOracle = slow(conformance.draft("oracle(0.8)", replays=True), FAKE, REPLAYED)
 TestGarbage = slow(conformance.draft("garbage"), FAKE, REPLAYED, SAMPLED)
 

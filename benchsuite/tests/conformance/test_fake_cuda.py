@@ -47,6 +47,7 @@ DRAFTS = (
     *("eagle(head=trained, beam=2, depth=2)", "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup')"),
     f"dflash(head={recorded_head('dflash/windows')!r}, max_draft=3)",
     f"dspark(head={recorded_head('dspark/rnn')!r}, max_draft=4)",
+    f"mtp(head={recorded_head('mtp/speculators-llama')!r}, beam=2, depth=2)",
     "hybrid(sources='suffix, ngram, eagle(head=trained)')",
     "hybrid(sources='suffix, ngram(branches=2), eagle(head=trained)', merge=True, slots=3)",
     "hybrid(sources='suffix, ngram, eagle(head=trained)', extend=True, slots=3)",

@@ -31,6 +31,7 @@ DRAFTS = sorted(
         "garbage",
         "hybrid",
         "medusa",
+        "mtp",
         "ngram",
         "oracle",
         "suffix",
