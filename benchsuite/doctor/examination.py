@@ -1,0 +1,236 @@
+"""An examination: a head's readings over the same texts, compared place by place, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Literal
+
+import numpy as np
+
+from benchsuite.doctor import evidence
+from benchsuite.doctor.hits import (
+    Floats,
+    Hits,
+    Rate,
+    by_position,
+    new_places,
+    rate,
+    scores_of_collapse,
+    scores_of_gain,
+)
+from benchsuite.doctor.texts import OwnText, Tokens, own_texts, proposed
+from specdec.assembly import Assembly
+from specdec.errors import SpecdecError
+from specdec.interfaces import Draft
+from specdec.request import Request, SamplingParams
+from specdec.taps import Taps
+
+Outcome = Literal["accepts more", "no better", "open"]
+
+VerdictText = Literal["read rightly", "read otherwise it accepts more", "cannot tell"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to read a head: ``name`` in plain words, ``draft`` as its text: ``eagle3(head=…, layers=1-14-26)``."""
+
+    name: str
+    draft: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A reading with what it accepted on each text, and what its proposals accept half a text away."""
+
+    candidate: Candidate
+    hits: tuple[Hits, ...]
+    chance: tuple[Hits, ...]
+
+    @property
+    def length(self) -> Rate:
+        """Accepted proposals from a place."""
+        return rate([text.lengths.sum() for text in self.hits], [len(text.lengths) for text in self.hits])
+
+    @property
+    def positions(self) -> list[tuple[Rate, Rate]]:
+        """``by_position`` for each position."""
+        return [by_position(self.hits, position) for position in range(self.hits[0].right.shape[1])]
+
+    @property
+    def skilled(self) -> bool:
+        """Whether it accepts more than chance."""
+        return evidence.proved(scores_of_gain(self.hits, self.chance), evidence.ERROR)
+
+    @property
+    def collapses(self) -> bool:
+        """Whether after its own states it accepts less than half of what it accepts after the target's."""
+        return evidence.proved(scores_of_collapse(self.hits), evidence.ERROR)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Another reading beside the one that was taken.
+
+    ``gain`` and its standard error: accepted proposals at a place that it has more, a mean over prompts. ``needs``:
+    how many prompts decide an open one, if they are like those that were read; infinite if they would not.
+    """
+
+    measured: Measured
+    gain: float
+    error: float
+    outcome: Outcome
+    needs: float
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The readings of a head over ``prompts`` texts with ``places`` places in ``tokens`` tokens; the first was taken.
+
+    ``refused``: readings that do not load, with the reason.
+    """
+
+    taken: Measured
+    others: tuple[Compared, ...]
+    refused: tuple[tuple[Candidate, str], ...]
+    prompts: int
+    places: int
+    tokens: int
+
+    @property
+    def better(self) -> tuple[Compared, ...]:
+        """The readings that accept more, the best first."""
+        found = [other for other in self.others if other.outcome == "accepts more"]
+        return tuple(sorted(found, key=lambda other: -other.gain))
+
+    @property
+    def open(self) -> tuple[Compared, ...]:
+        """The readings of which this text does not tell whether they accept more."""
+        return tuple(other for other in self.others if other.outcome == "open")
+
+    @property
+    def best(self) -> Measured:
+        """The reading to take."""
+        return self.better[0].measured if self.better else self.taken
+
+    @property
+    def as_good(self) -> tuple[Compared, ...]:
+        """Readings that also accept more than the one taken, and that the best is not proved to exceed."""
+        level = evidence.ERROR / max(1, len(self.others))
+        return tuple(
+            other
+            for other in self.better[1:]
+            if not evidence.proved(scores_of_gain(self.best.hits, other.measured.hits), level)
+        )
+
+    @property
+    def verdict(self) -> VerdictText:
+        """What the examination says of the reading that was taken."""
+        if self.better:
+            return "read otherwise it accepts more"
+        return "cannot tell" if self.open or not self.taken.skilled else "read rightly"
+
+    @property
+    def needs(self) -> float:
+        """Tokens of the target's text that decide the verdict, if they are like those read; infinite if none would.
+
+        Of open readings that seem to accept more, the first that is decided is enough; else all must be.
+        """
+        likely = [other.needs for other in self.open if other.gain >= evidence.NO_MATTER]
+        every = [other.needs for other in self.open] or [0.0 if self.taken.skilled else inf]
+        return (min(likely) if likely else max(every)) * self.tokens / self.prompts
+
+
+def compared(taken: Sequence[Hits], other: Measured, count: int) -> Compared:
+    """Another reading beside the hits of the one taken; ``count``: how many other readings there are.
+
+    A right reading is accused with a probability of at most ``evidence.ERROR`` over all of them, because each must
+    prove its gain at a ``count``-th of that.
+    """
+    each = [theirs.lengths - mine.lengths for theirs, mine in zip(other.hits, taken, strict=True)]
+    gains: Floats = np.array([one.mean() for one in each if len(one)])
+    scores, level = scores_of_gain(other.hits, taken), evidence.ERROR / max(1, count)
+    gain = float(gains.mean()) if len(gains) else 0.0
+    error = float(gains.std(ddof=1)) / sqrt(len(gains)) if len(gains) > 1 else inf
+    if evidence.most_gain(gains) < evidence.NO_MATTER:
+        return Compared(other, gain, error, "no better", 0.0)
+    if gain >= evidence.NO_MATTER and evidence.proved(scores, level):
+        return Compared(other, gain, error, "accepts more", 0.0)
+    needs = min(evidence.prompts_to_clear(gains), evidence.prompts_to_prove(scores, level) if gain > 0 else inf)
+    return Compared(other, gain, error, "open", needs)
+
+
+def examine(
+    assembly: Assembly,
+    prompts: Sequence[Sequence[int]],
+    candidates: Sequence[Candidate],
+    *,
+    k: int = 3,
+    tokens: int = 32,
+    eos: tuple[int, ...] = (),
+    rows: int = 12,
+) -> Examination:
+    """Compare readings of a head, of which the first is the one taken, on the target's answers to ``prompts``.
+
+    ``k`` proposals at every place of answers of at most ``tokens`` tokens; ``rows`` prompts are answered at a time,
+    until every reading is decided or none is left. ``assembly`` has room for ``rows`` prompts, an answer and k more
+    tokens.
+    Raises SpecdecError if the reading that was taken does not load.
+    """
+    drafts, refused = _loaded(assembly, candidates, k)
+    taps = Taps.of([*drafts.values()])
+    params = SamplingParams(max_new_tokens=tokens, eos=eos)
+    requests = [Request(number, tuple(prompt), params) for number, prompt in enumerate(prompts)]
+    texts, made = list[OwnText](), {candidate: list[Tokens]() for candidate in drafts}
+    for first in range(0, len(requests), rows):
+        fresh = own_texts(assembly, requests[first : first + rows], rows, taps)
+        texts += fresh
+        for candidate, draft in drafts.items():
+            made[candidate] += proposed(draft, assembly.target, fresh, taps, k)
+        found = _examination(texts, made, refused, k)
+        if not found.open and (found.better or found.taken.skilled):
+            break
+    return found
+
+
+def _loaded(
+    assembly: Assembly, candidates: Sequence[Candidate], k: int
+) -> tuple[dict[Candidate, Draft], tuple[tuple[Candidate, str], ...]]:
+    drafts, refused = dict[Candidate, Draft](), list[tuple[Candidate, str]]()
+    for candidate in candidates:
+        try:
+            draft = assembly.engine(candidate.draft, k=k).draft
+        except SpecdecError as error:
+            if not drafts:
+                raise
+            refused.append((candidate, str(error)))
+        else:
+            assert draft is not None
+            drafts[candidate] = draft
+    return drafts, tuple(refused)
+
+
+def _examination(
+    texts: Sequence[OwnText],
+    made: Mapping[Candidate, Sequence[Tokens]],
+    refused: tuple[tuple[Candidate, str], ...],
+    k: int,
+) -> Examination:
+    counted = new_places([text.tokens for text in texts], [len(text.request.prompt) for text in texts], k)
+    following = [text.following(k) for text in texts]
+    measured = list[Measured]()
+    for candidate, proposals in made.items():
+        rows = [*zip(proposals, following, counted, strict=True)]
+        hits = tuple(Hits(mine == tokens, places) for mine, tokens, places in rows)
+        chance = tuple(hit.by_chance(tokens, mine) for hit, (mine, tokens, _) in zip(hits, rows, strict=True))
+        measured.append(Measured(candidate, hits, chance))
+    taken, *others = measured
+    return Examination(
+        taken,
+        tuple(compared(taken.hits, other, len(others)) for other in others),
+        refused,
+        prompts=len(texts),
+        places=sum(int(places.sum()) for places in counted),
+        tokens=sum(len(text.answer) for text in texts),
+    )
