@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--out", type=Path, metavar="FILE", help="default: standard output")
     convert.set_defaults(run=_convert)
     _add_predictions(commands)
+    _add_head(commands)
     add_engines(commands)
     add_guests(commands)
     return parser
@@ -104,6 +105,23 @@ def _add_predictions(commands: Any) -> None:
             command.add_argument(name, default="auto", help=f"as of a run {SHOWN}")
         command.add_argument("--seed", default="0", help=f"as of a run {SHOWN}")
         command.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON too")
+
+
+def _add_head(commands: Any) -> None:
+    """The command that examines a head."""
+    head = commands.add_parser("head", help="what a draft head accepts, and whether it is read rightly (docs/heads.md)")
+    head.add_argument("head", help="a published head's folder or file, or a draft: eagle3(head=folder, layers=2-15-27)")
+    target = f"the head's target: tiny, smollm2-135m, a folder, a hub id {SHOWN}"
+    head.add_argument("--target", "--specdec-target", default="smollm2-135m", help=target)
+    text = f"kinds of prompts, or .jsonl files, in turn {SHOWN}"
+    head.add_argument("--workload", default="chat,reasoning,multi_turn,json", help=text)
+    head.add_argument("--prompts", default="40", help=f"most prompts that the target answers {SHOWN}")
+    head.add_argument("--max-new-tokens", default="32", help=f"most tokens of an answer {SHOWN}")
+    head.add_argument("--k", default="3", help=f"proposals at each place {SHOWN}")
+    for name in ("--dtype", "--device", "--backend"):
+        head.add_argument(name, default="auto", help=f"as of a run {SHOWN}")
+    head.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON too")
+    head.set_defaults(run=_head)
 
 
 def _merge(given: argparse.Namespace) -> None:
@@ -225,6 +243,33 @@ def _breakeven(given: argparse.Namespace) -> None:
     if given.html:
         given.html.write_bytes(page(document).encode())
     print("\n".join(terminal(document)))
+
+
+def _head(given: argparse.Namespace) -> None:
+    from benchsuite import values
+    from benchsuite.doctor.commands import examine_head, report_json
+    from benchsuite.machine.files import strict_json
+    from benchsuite.report.examined import head_document
+    from benchsuite.report.renderers import terminal
+
+    k, tokens, prompts = (
+        values.whole_number(getattr(given, name.replace("-", "_")), f"--{name}")
+        for name in ("k", "max-new-tokens", "prompts")
+    )
+    report = examine_head(
+        given.head,
+        given.target,
+        given.workload,
+        k=k,
+        tokens=tokens,
+        prompts=prompts,
+        device=given.device,
+        dtype=given.dtype,
+        backend=given.backend,
+    )
+    if given.json:
+        given.json.write_bytes(strict_json(report_json(report)).encode())
+    print("\n".join(terminal(head_document(report))))
 
 
 if __name__ == "__main__":
