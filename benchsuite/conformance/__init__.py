@@ -19,6 +19,7 @@ from benchsuite.conformance.backends import BackendChecks
 from benchsuite.conformance.controllers import ControllerChecks
 from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.engines import EngineChecks
+from benchsuite.conformance.heads import HeadChecks
 from benchsuite.conformance.models.tiny import Extra
 from benchsuite.conformance.policies import PolicyChecks
 from specdec.interfaces import BackendFactory, Contract, ControllerFactory, DraftFactory, Factory, PolicyFactory
@@ -148,6 +149,25 @@ def engine(
         "extra": _extra("peer", text, factory),
     }
     return type("EngineChecks", (EngineChecks,), claims)
+
+
+def head(
+    text: str,
+    *,
+    target: str,
+    workload: str = "chat,reasoning,multi_turn,json",
+    k: int = 3,
+    prompts: int = 24,
+) -> type[HeadChecks]:
+    """Return checks of a draft head beside its target, as a test class; they load both.
+
+    ``text``: a published head's path, or a draft that reads it, options included. ``target`` is a target's name,
+    ``workload`` has the prompts that it answers, at most ``prompts`` of them; ``k`` proposals are made at each place.
+
+    Example: ``TestMyHead = conformance.head("path/to/head", target="path/to/target")``
+    """
+    claims = {"text": text, "target": target, "workload": workload, "k": k, "prompts": prompts}
+    return type("HeadChecks", (HeadChecks,), claims)
 
 
 def _extra(kind: str, text: str, factory: Factory | None) -> tuple[Extra, ...]:
