@@ -51,7 +51,7 @@ class HeadChecks(Checks):
             )
 
     def test_its_own_states_serve_it_as_the_targets_do(self) -> None:
-        """Past the first position, where it is fed its own states, at least half is accepted of what the target's give."""
+        """Past the first position, fed with its own states, it accepts half as much as with the target's, or more."""
         found = self.report.examination
         if found.taken.collapses:
             own, fed = found.taken.positions[1]

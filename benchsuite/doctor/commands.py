@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any
 
 from benchsuite.doctor.evidence import ERROR
-from benchsuite.doctor.examination import Compared, Examination, Measured, examine
+from benchsuite.doctor.examination import Examination, ExaminedReading, OtherReading, examine_readings
 from benchsuite.doctor.readings import readings_of
 from benchsuite.measure.workloads import load_workload, workload_names
 from specdec import catalog
@@ -68,7 +68,7 @@ def examine_head(
         max_length=max(map(len, asked)) + tokens + k + 1,
     )
     ends = catalog.end_tokens(loaded.model)
-    found = examine(assembly, asked, candidates, k=k, tokens=tokens, eos=ends, rows=min(ROWS, len(asked)))
+    found = examine_readings(assembly, asked, candidates, k=k, tokens=tokens, eos=ends, rows=min(ROWS, len(asked)))
     return HeadReport(head, target, choices, found, time.perf_counter() - started)
 
 
@@ -100,7 +100,7 @@ def report_json(report: HeadReport) -> dict[str, Any]:
     }
 
 
-def _measured(one: Measured) -> dict[str, Any]:
+def _measured(one: ExaminedReading) -> dict[str, Any]:
     positions = [{"own": asdict(own), "fed": asdict(fed)} for own, fed in one.positions]
     return {
         "reading": one.candidate.name,
@@ -110,7 +110,7 @@ def _measured(one: Measured) -> dict[str, Any]:
     }
 
 
-def _compared(one: Compared) -> dict[str, Any]:
+def _compared(one: OtherReading) -> dict[str, Any]:
     return {
         **_measured(one.measured),
         "gain": one.gain,

@@ -15,8 +15,8 @@ from benchsuite.doctor.hits import (
     Hits,
     Rate,
     by_position,
+    clustered_rate,
     new_places,
-    rate,
     scores_of_collapse,
     scores_of_gain,
 )
@@ -33,7 +33,7 @@ VerdictText = Literal["read rightly", "read otherwise it accepts more", "cannot 
 
 
 @dataclass(frozen=True)
-class Candidate:
+class HeadReading:
     """One way to read a head: ``name`` in plain words, ``draft`` as its text: ``eagle3(head=…, layers=1-14-26)``."""
 
     name: str
@@ -41,17 +41,17 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ExaminedReading:
     """A reading with what it accepted on each text, and what its proposals accept half a text away."""
 
-    candidate: Candidate
+    candidate: HeadReading
     hits: tuple[Hits, ...]
     chance: tuple[Hits, ...]
 
     @property
     def length(self) -> Rate:
         """Accepted proposals from a place."""
-        return rate([text.lengths.sum() for text in self.hits], [len(text.lengths) for text in self.hits])
+        return clustered_rate([text.lengths.sum() for text in self.hits], [len(text.lengths) for text in self.hits])
 
     @property
     def positions(self) -> list[tuple[Rate, Rate]]:
@@ -70,14 +70,14 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Compared:
+class OtherReading:
     """Another reading beside the one that was taken.
 
     ``gain`` and its standard error: accepted proposals at a place that it has more, a mean over prompts. ``needs``:
     how many prompts decide an open one, if they are like those that were read; infinite if they would not.
     """
 
-    measured: Measured
+    measured: ExaminedReading
     gain: float
     error: float
     outcome: Outcome
@@ -91,37 +91,46 @@ class Examination:
     ``refused``: readings that do not load, with the reason.
     """
 
-    taken: Measured
-    others: tuple[Compared, ...]
-    refused: tuple[tuple[Candidate, str], ...]
+    taken: ExaminedReading
+    others: tuple[OtherReading, ...]
+    refused: tuple[tuple[HeadReading, str], ...]
     prompts: int
     places: int
     tokens: int
 
     @property
-    def better(self) -> tuple[Compared, ...]:
+    def better(self) -> tuple[OtherReading, ...]:
         """The readings that accept more, the best first."""
         found = [other for other in self.others if other.outcome == "accepts more"]
         return tuple(sorted(found, key=lambda other: -other.gain))
 
     @property
-    def open(self) -> tuple[Compared, ...]:
+    def open(self) -> tuple[OtherReading, ...]:
         """The readings of which this text does not tell whether they accept more."""
         return tuple(other for other in self.others if other.outcome == "open")
 
     @property
-    def best(self) -> Measured:
+    def best(self) -> ExaminedReading:
         """The reading to take."""
         return self.better[0].measured if self.better else self.taken
 
     @property
-    def as_good(self) -> tuple[Compared, ...]:
+    def as_good(self) -> tuple[OtherReading, ...]:
         """Readings that also accept more than the one taken, and that the best is not proved to exceed."""
         level = evidence.ERROR / max(1, len(self.others))
         return tuple(
             other
             for other in self.better[1:]
             if not evidence.proved(scores_of_gain(self.best.hits, other.measured.hits), level)
+        )
+
+    @property
+    def decided(self) -> bool:
+        """Whether more text would change nothing: none is open, or all that are open accept less than the best."""
+        if not self.better:
+            return not self.open and self.taken.skilled
+        return all(
+            evidence.proved(scores_of_gain(self.best.hits, other.measured.hits), evidence.ERROR) for other in self.open
         )
 
     @property
@@ -142,7 +151,7 @@ class Examination:
         return (min(likely) if likely else max(every)) * self.tokens / self.prompts
 
 
-def compared(taken: Sequence[Hits], other: Measured, count: int) -> Compared:
+def beside_taken(taken: Sequence[Hits], other: ExaminedReading, count: int) -> OtherReading:
     """Another reading beside the hits of the one taken; ``count``: how many other readings there are.
 
     A right reading is accused with a probability of at most ``evidence.ERROR`` over all of them, because each must
@@ -154,17 +163,17 @@ def compared(taken: Sequence[Hits], other: Measured, count: int) -> Compared:
     gain = float(gains.mean()) if len(gains) else 0.0
     error = float(gains.std(ddof=1)) / sqrt(len(gains)) if len(gains) > 1 else inf
     if evidence.most_gain(gains) < evidence.NO_MATTER:
-        return Compared(other, gain, error, "no better", 0.0)
+        return OtherReading(other, gain, error, "no better", 0.0)
     if gain >= evidence.NO_MATTER and evidence.proved(scores, level):
-        return Compared(other, gain, error, "accepts more", 0.0)
+        return OtherReading(other, gain, error, "accepts more", 0.0)
     needs = min(evidence.prompts_to_clear(gains), evidence.prompts_to_prove(scores, level) if gain > 0 else inf)
-    return Compared(other, gain, error, "open", needs)
+    return OtherReading(other, gain, error, "open", needs)
 
 
-def examine(
+def examine_readings(
     assembly: Assembly,
     prompts: Sequence[Sequence[int]],
-    candidates: Sequence[Candidate],
+    candidates: Sequence[HeadReading],
     *,
     k: int = 3,
     tokens: int = 32,
@@ -174,7 +183,7 @@ def examine(
     """Compare readings of a head, of which the first is the one taken, on the target's answers to ``prompts``.
 
     ``k`` proposals at every place of answers of at most ``tokens`` tokens; ``rows`` prompts are answered at a time,
-    until every reading is decided or none is left. ``assembly`` has room for ``rows`` prompts, an answer and k more
+    until the verdict is decided or none is left. ``assembly`` has room for ``rows`` prompts, an answer and k more
     tokens.
     Raises SpecdecError if the reading that was taken does not load.
     """
@@ -189,15 +198,15 @@ def examine(
         for candidate, draft in drafts.items():
             made[candidate] += proposed(draft, assembly.target, fresh, taps, k)
         found = _examination(texts, made, refused, k)
-        if not found.open and (found.better or found.taken.skilled):
+        if found.decided:
             break
     return found
 
 
 def _loaded(
-    assembly: Assembly, candidates: Sequence[Candidate], k: int
-) -> tuple[dict[Candidate, Draft], tuple[tuple[Candidate, str], ...]]:
-    drafts, refused = dict[Candidate, Draft](), list[tuple[Candidate, str]]()
+    assembly: Assembly, candidates: Sequence[HeadReading], k: int
+) -> tuple[dict[HeadReading, Draft], tuple[tuple[HeadReading, str], ...]]:
+    drafts, refused = dict[HeadReading, Draft](), list[tuple[HeadReading, str]]()
     for candidate in candidates:
         try:
             draft = assembly.engine(candidate.draft, k=k).draft
@@ -213,22 +222,22 @@ def _loaded(
 
 def _examination(
     texts: Sequence[OwnText],
-    made: Mapping[Candidate, Sequence[Tokens]],
-    refused: tuple[tuple[Candidate, str], ...],
+    made: Mapping[HeadReading, Sequence[Tokens]],
+    refused: tuple[tuple[HeadReading, str], ...],
     k: int,
 ) -> Examination:
     counted = new_places([text.tokens for text in texts], [len(text.request.prompt) for text in texts], k)
     following = [text.following(k) for text in texts]
-    measured = list[Measured]()
+    measured = list[ExaminedReading]()
     for candidate, proposals in made.items():
         rows = [*zip(proposals, following, counted, strict=True)]
         hits = tuple(Hits(mine == tokens, places) for mine, tokens, places in rows)
         chance = tuple(hit.by_chance(tokens, mine) for hit, (mine, tokens, _) in zip(hits, rows, strict=True))
-        measured.append(Measured(candidate, hits, chance))
+        measured.append(ExaminedReading(candidate, hits, chance))
     taken, *others = measured
     return Examination(
         taken,
-        tuple(compared(taken.hits, other, len(others)) for other in others),
+        tuple(beside_taken(taken.hits, other, len(others)) for other in others),
         refused,
         prompts=len(texts),
         places=sum(int(places.sum()) for places in counted),

@@ -72,10 +72,10 @@ class Rate:
     tried: int
 
 
-def rate(kept: Sequence[float], tried: Sequence[float]) -> Rate:
+def clustered_rate(kept: Sequence[float], tried: Sequence[float]) -> Rate:
     """The share of all tries that were kept, from both numbers of each prompt; its error is a ratio's over clusters.
 
-    Example: ``rate([3, 5], [6, 10]).share`` is 0.5, with the error 0.
+    Example: ``clustered_rate([3, 5], [6, 10]).share`` is 0.5, with the error 0.
     """
     got, of = np.asarray(kept, dtype=np.float64), np.asarray(tried, dtype=np.float64)
     if not of.sum():
@@ -95,7 +95,7 @@ def by_position(texts: Sequence[Hits], position: int) -> tuple[Rate, Rate]:
     pairs = [_pairs(text, position) for text in texts]
     tried = [len(own) for own, _ in pairs]
     own, fed = ([float(pair[which].sum()) for pair in pairs] for which in (0, 1))
-    return rate(own, tried), rate(fed, tried)
+    return clustered_rate(own, tried), clustered_rate(fed, tried)
 
 
 def _pairs(text: Hits, position: int) -> tuple[Bools, Bools]:

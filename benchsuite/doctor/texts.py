@@ -123,7 +123,9 @@ class _Batch:
         self._states = [taps.part(text.states, asked) for text in texts]
         requests = [text.request for text in texts]
         self._request = torch.tensor([request.id for request in requests], device=target.device)
-        self._history = np.zeros((len(texts), max(len(text.tokens) for text in texts) + k + 1), dtype=np.int64)
+        # A row whose text has ended goes on as long as the others do.
+        room = max(len(request.prompt) for request in requests) + max(len(text.answer) for text in texts) + k + 1
+        self._history = np.zeros((len(texts), room), dtype=np.int64)
         self._length = np.array([len(request.prompt) for request in requests], dtype=np.int64)
         self._params = stacked(requests, target.vocabulary, target.device)
 

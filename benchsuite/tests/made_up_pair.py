@@ -96,8 +96,9 @@ class MadeUpHead:
     tokens: int = 256
 
     @torch.no_grad()
-    def tensors(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """The tensors of a head of a made-up target, by the names of the speculators form."""
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """The tensors of a head of ``made_up_target(seed)``, by the names of the speculators form."""
+        model = made_up_target(seed)
         states = _states(model)
         dice = torch.Generator().manual_seed(99)
         last, table = model.base_model.layers[-1].mlp, model.get_input_embeddings().weight
@@ -137,13 +138,14 @@ class MadeUpHead:
             "d2t": ids - torch.arange(self.tokens),
         }
 
-    def config(self, layers: tuple[int, ...]) -> dict[str, Any]:
-        """The config of the speculators form, which says that the outputs of ``layers`` are read."""
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config of the speculators form, whose ids of layers are those of their inputs."""
         return {
             "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
             "draft_vocab_size": self.tokens,
-            "eagle_aux_hidden_state_layer_ids": list(layers),
+            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in TAPPED],
             "norm_before_residual": not self.after,
             "norm_output": self.after,
             "target_hidden_size": HIDDEN,
@@ -163,11 +165,11 @@ class MadeUpHead:
             },
         }
 
-    def write(self, folder: Path, model: PreTrainedModel, **stated: Any) -> str:
+    def write(self, folder: Path, seed: int, **stated: Any) -> str:
         """Write the head's files; ``stated`` are settings that take the place of the right ones. Returns the path."""
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({**self.config(TAPPED), **stated}))
-        save_file({name: one.contiguous() for name, one in self.tensors(model).items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({**self.config, **stated}))
+        save_file({name: one.contiguous() for name, one in self.tensors(seed).items()}, folder / "model.safetensors")
         return str(folder)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchsuite.doctor import evidence
 from benchsuite.doctor.evidence import STAKES, most_gain, prompts_to_clear, prompts_to_prove, proved, wealth
-from benchsuite.doctor.examination import Candidate, Compared, Measured, compared
+from benchsuite.doctor.examination import ExaminedReading, HeadReading, OtherReading, beside_taken
 from benchsuite.doctor.hits import Floats, Hits
 
 Q = 10
@@ -72,19 +72,19 @@ def test_a_gain_is_bounded_by_an_interval_over_prompts() -> None:
     assert prompts_to_clear(np.array([0.06, 0.05])) == inf
 
 
-def made_up(rates: Floats, dice: np.random.Generator, places: int = 20, k: int = 3) -> tuple[Hits, ...]:
+def made_up_hits(rates: Floats, dice: np.random.Generator, places: int = 20, k: int = 3) -> tuple[Hits, ...]:
     """Return hits of one reading: each prompt has its own rate, in which all its proposals are right or wrong."""
     right = dice.random((len(rates), places, k)) < rates[:, None, None]
     counted = np.arange(places) <= places - k
     return tuple(Hits(one, counted) for one in right)
 
 
-def reading(hits: tuple[Hits, ...]) -> Measured:
-    return Measured(Candidate("another", "another"), hits, hits)
+def read_as(hits: tuple[Hits, ...]) -> ExaminedReading:
+    return ExaminedReading(HeadReading("another", "another"), hits, hits)
 
 
-def judged(taken: tuple[Hits, ...], others: list[tuple[Hits, ...]]) -> list[Compared]:
-    return [compared(taken, reading(hits), len(others)) for hits in others]
+def outcomes_of(taken: tuple[Hits, ...], others: list[tuple[Hits, ...]]) -> list[OtherReading]:
+    return [beside_taken(taken, read_as(hits), len(others)) for hits in others]
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5])
@@ -94,8 +94,8 @@ def test_the_luckiest_of_ten_equal_readings_is_not_accused(rate: float, deep: bo
     for _ in range(runs):
         prompts = np.clip(dice.normal(rate, 0.15, 24), 0, 1)
         own = [np.clip(prompts + dice.normal(0, 0.1, 24), 0, 1) for _ in range(11)]
-        taken, *others = (made_up(rates, dice) for rates in own)
-        accused += any(other.outcome == "accepts more" for other in judged(taken, others))
+        taken, *others = (made_up_hits(rates, dice) for rates in own)
+        accused += any(other.outcome == "accepts more" for other in outcomes_of(taken, others))
     assert accused <= runs // 40
 
 
@@ -103,10 +103,10 @@ def test_a_reading_that_shines_in_one_prompt_alone_accuses_nobody() -> None:
     dice, even = np.random.default_rng(5), np.full(24, 0.4)
     odd = even.copy()
     odd[3] = 1.0
-    taken, one = made_up(even, dice), list(made_up(even, dice))
-    one[3] = made_up(odd[3:4], dice, places=4000)[0]
-    plain = made_up(even, dice, places=4000)[3]
-    [found] = judged((*taken[:3], plain, *taken[4:]), [tuple(one)])
+    taken, one = made_up_hits(even, dice), list(made_up_hits(even, dice))
+    one[3] = made_up_hits(odd[3:4], dice, places=4000)[0]
+    plain = made_up_hits(even, dice, places=4000)[3]
+    [found] = outcomes_of((*taken[:3], plain, *taken[4:]), [tuple(one)])
     assert found.gain > 0.05
     assert found.outcome == "open"
 
@@ -114,13 +114,13 @@ def test_a_reading_that_shines_in_one_prompt_alone_accuses_nobody() -> None:
 @pytest.mark.parametrize(("rate", "outcome"), [(0.8, "accepts more"), (0.02, "no better")])
 def test_a_reading_that_differs_much_is_decided_by_24_prompts(rate: float, outcome: str) -> None:
     dice = np.random.default_rng(2)
-    taken, other = made_up(np.full(24, 0.3), dice), made_up(np.full(24, rate), dice)
-    assert [found.outcome for found in judged(taken, [other] * 8)] == [outcome] * 8
+    taken, other = made_up_hits(np.full(24, 0.3), dice), made_up_hits(np.full(24, rate), dice)
+    assert [found.outcome for found in outcomes_of(taken, [other] * 8)] == [outcome] * 8
 
 
 def test_a_reading_with_the_same_proposals_is_no_better_and_needs_nothing() -> None:
-    taken = made_up(np.full(12, 0.3), np.random.default_rng(0))
-    [found] = judged(taken, [taken])
+    taken = made_up_hits(np.full(12, 0.3), np.random.default_rng(0))
+    [found] = outcomes_of(taken, [taken])
     assert (found.gain, found.error, found.outcome, found.needs) == (0, 0, "no better", 0)
 
 
@@ -129,11 +129,11 @@ def test_the_prompts_that_an_open_reading_is_said_to_need_mostly_decide_it(deep:
     dice, decided, runs = np.random.default_rng(3), list[bool](), 200 if deep else 30
     for _ in range(runs):
         share = 0.3 + float(dice.uniform(0.05, 0.2))
-        taken, other = (made_up(np.full(400, rate), dice) for rate in (0.3, share))
-        [first] = judged(taken[:12], [other[:12]])
+        taken, other = (made_up_hits(np.full(400, rate), dice) for rate in (0.3, share))
+        [first] = outcomes_of(taken[:12], [other[:12]])
         if first.outcome == "open" and first.needs < 250:
             prompts = int(1.5 * first.needs)
-            decided.append(judged(taken[:prompts], [other[:prompts]])[0].outcome != "open")
+            decided.append(outcomes_of(taken[:prompts], [other[:prompts]])[0].outcome != "open")
     assert len(decided) > runs / 3
     assert np.mean(decided) > 0.7
 

@@ -11,8 +11,8 @@ from benchsuite.doctor.hits import (
     CONTEXT,
     Hits,
     by_position,
+    clustered_rate,
     new_places,
-    rate,
     scores_of_collapse,
     scores_of_gain,
 )
@@ -52,7 +52,7 @@ def test_an_answer_that_repeats_itself_or_another_counts_once() -> None:
 
 
 def test_a_rate_has_the_error_of_a_mean_where_all_prompts_are_as_long() -> None:
-    found = rate([3, 5, 4, 8], [10, 10, 10, 10])
+    found = clustered_rate([3, 5, 4, 8], [10, 10, 10, 10])
     shares = np.array([0.3, 0.5, 0.4, 0.8])
     assert found.share == pytest.approx(shares.mean())
     assert found.error == pytest.approx(shares.std(ddof=1) / 2)
@@ -60,8 +60,8 @@ def test_a_rate_has_the_error_of_a_mean_where_all_prompts_are_as_long() -> None:
 
 
 def test_one_prompt_of_many_tries_has_no_error_that_is_known() -> None:
-    assert rate([500], [1000]).error == float("inf")
-    assert rate([], []) == rate([0], [0])
+    assert clustered_rate([500], [1000]).error == float("inf")
+    assert clustered_rate([], []) == clustered_rate([0], [0])
 
 
 def test_a_position_is_tried_where_all_before_it_are_right_and_beside_the_first_proposal_there() -> None:
