@@ -27,6 +27,7 @@ def test_options_become_a_reading_and_wrong_ones_are_refused() -> None:
     assert Reading.of(layers="2-15-27", ids="offset", window="0", states="") == Reading(
         layers=(2, 15, 27), ids="offset", window=0
     )
+    assert Reading.of(layers=2, window=0) == Reading(layers=(2,), window=0)
     for options in ({"layers": "2,15"}, {"layers": "2-"}, {"ids": "offsets"}, {"window": "-1"}, {"states": "post"}):
         with pytest.raises(SpecdecError, match=r"; expected "):
             Reading.of(**options)

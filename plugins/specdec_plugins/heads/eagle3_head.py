@@ -23,7 +23,8 @@ class Eagle3Shape:
     the number of tokens that the head knows. ``fusion_norm``: no norm before the fusion, one of all states side by
     side, or one of each state. ``norm_before_residual``: the residual of the first layer is the normed feature.
     ``norm_output``: the head feeds back its state after its last norm (EAGLE 3.1), not before. ``bias``: queries, keys
-    and values have one. ``head_norms``: queries and keys are normed within each head, as Qwen3's are.
+    and values have one, ``out_bias``: their output has one, and ``wide_bias``: so have the matrices of the SwiGLU.
+    ``head_norms``: queries and keys are normed within each head, as Qwen3's are.
     """
 
     hidden: int
@@ -40,6 +41,8 @@ class Eagle3Shape:
     norm_before_residual: bool = False
     norm_output: bool = False
     bias: bool = False
+    out_bias: bool = False
+    wide_bias: bool = False
     head_norms: bool = False
 
 
@@ -70,7 +73,10 @@ class Eagle3Layer(nn.Module):
         self.norm_before, self.norm_after = _ones(size), _ones(size)
         self.qkv, self.out = _matrix(rows, inputs), _matrix(size, inner)
         self.gate_up, self.down = _matrix(2 * wide, size), _matrix(size, wide)
-        self.qkv_bias = nn.Parameter(torch.zeros(rows)) if shape.bias else None
+        self.qkv_bias = _zeros(rows) if shape.bias else None
+        self.out_bias = _zeros(size) if shape.out_bias else None
+        self.gate_up_bias = _zeros(2 * wide) if shape.wide_bias else None
+        self.down_bias = _zeros(size) if shape.wide_bias else None
         self.query_norm = _ones(shape.head_dim) if shape.head_norms else None
         self.key_norm = _ones(shape.head_dim) if shape.head_norms else None
 
@@ -83,13 +89,13 @@ class Eagle3Layer(nn.Module):
             qkv=matrix_for(ops, self.qkv, bits),
             qkv_bias=self.qkv_bias,
             out=matrix_for(ops, self.out, bits),
-            out_bias=None,
+            out_bias=self.out_bias,
             norm_after=self.norm_after,
             eps_after=shape.eps,
             gate_up=matrix_for(ops, self.gate_up, bits),
-            gate_up_bias=None,
+            gate_up_bias=self.gate_up_bias,
             down=matrix_for(ops, self.down, bits),
-            down_bias=None,
+            down_bias=self.down_bias,
             norm_offset=0.0,
             heads=shape.heads,
             heads_kv=shape.heads_kv,
@@ -201,6 +207,10 @@ def matrix_for(ops: Backend, matrix: Tensor, bits: int | None) -> Weight:
 
 def _matrix(outputs: int, inputs: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(outputs, inputs) * 0.02)
+
+
+def _zeros(size: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(size))
 
 
 def _ones(*sizes: int) -> nn.Parameter:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec import SpecdecError
 from specdec.model import ArenaModel
 
-H = TypeVar("H", bound=nn.Module)
+H = TypeVar("H")
 T = TypeVar("T")
 
 
@@ -44,13 +44,14 @@ class Reading:
     first: Literal["given", "proposes"] | None = None
 
     @staticmethod
-    def of(**texts: str) -> Reading:
+    def of(**options: str | int) -> Reading:
         """The reading that options of a draft ask for; an empty text is "as the file says".
 
         Example: ``Reading.of(layers="2-15-27", ids="offset")``
         """
         asked: dict[str, object] = {}
-        for name, text in texts.items():
+        for name, option in options.items():
+            text = str(option)  # what looks like a number comes as one
             if not text:
                 continue
             if name == "layers":
@@ -145,9 +146,8 @@ def draft_ids(
     the head knows, and decides if it is there. Otherwise that reading is taken whose ids are all different and below
     ``vocabulary``; SpecdecError if neither or both are.
     """
-    d2t = d2t.long()
-    found = {"offset": d2t + torch.arange(len(d2t)), "id": d2t}
-    fits = {name: _are_ids(ids, vocabulary) for name, ids in found.items()}
+    found = {name: token_ids(d2t, name) for name in VALUES["ids"]}
+    fits = {name: are_ids(ids, vocabulary) for name, ids in found.items()}
     if asked is not None:
         if not fits[asked]:
             raise SpecdecError(f"d2t read as {asked} gives ids that repeat or are not from 0 to {vocabulary - 1}")
@@ -171,6 +171,12 @@ def draft_ids(
     return found[name], Choice("ids", name, "read otherwise, tokens of d2t repeat or lie outside of the vocabulary")
 
 
-def _are_ids(ids: Tensor, vocabulary: int) -> bool:
+def token_ids(d2t: Tensor, way: str) -> Tensor:
+    """What ``d2t`` integers [D] give for each token, int64 [D], read as "offset" or as "id"."""
+    return d2t.long() + torch.arange(len(d2t)) if way == "offset" else d2t.long()
+
+
+def are_ids(ids: Tensor, vocabulary: int) -> bool:
+    """Whether all ids are different, and those of tokens below ``vocabulary``."""
     inside = bool(((ids >= 0) & (ids < vocabulary)).all())
     return inside and len(ids.unique()) == len(ids)

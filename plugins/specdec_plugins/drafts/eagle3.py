@@ -1,0 +1,114 @@
+"""eagle3: a published EAGLE-3 head, in the forms of all who publish it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from specdec import Draft, SpecdecError, hookimpl
+from specdec.arena import LayerShape, Plan
+from specdec.interfaces import DraftFactory, Env
+from specdec_plugins.feedback import FeedbackDraft, FeedbackHead
+from specdec_plugins.published import eagle3 as form
+from specdec_plugins.published import read_published
+from specdec_plugins.published.reading import Published, Reading, TargetSizes
+
+
+class PublishedEagle3(FeedbackHead):
+    """An EAGLE-3 head as ``FeedbackDraft`` asks it: it fuses several of the target's states, and goes on with its own.
+
+    ``weight_bytes`` count the fusion in each forward, though only one of a step's forwards fuses.
+    """
+
+    def __init__(self, env: Env, parts: form.Eagle3Parts, layers: tuple[int, ...]) -> None:
+        device, dtype = env.target.device, env.target.dtype
+        self._network, self._ops = parts.network.to(device, dtype), env.ops
+        shape = self._network.shape
+        self._weights = self._network.weights(env.ops)
+        self._embed = env.target.model.get_input_embeddings()
+        if parts.embedding is not None:
+            self._embed = torch.nn.Embedding.from_pretrained(parts.embedding.to(device, dtype))
+        ascending = sorted(layers)
+        self._order = None
+        if list(layers) != ascending:
+            self._order = torch.tensor([ascending.index(layer) for layer in layers], device=device)
+        self.layers = [LayerShape(shape.heads_kv, shape.head_dim, span) for span in parts.spans]
+        self.ids = None if parts.ids is None else parts.ids.to(device)
+        vectors = sum(weight.nbytes for weight in self._network.parameters() if weight.dim() == 1)
+        self.size, self.weight_bytes = shape.hidden, self._weights.nbytes + vectors
+
+    def feature(self, hidden: Tensor) -> Tensor:
+        """The fusion of the target's states [B, W, n, H], which come in the order of its layers."""
+        if self._order is not None:
+            hidden = hidden.index_select(2, self._order)
+        return self._network.fused(self._ops, hidden, self._weights)
+
+    def step(self, tokens: Tensor, feature: Tensor, plan: Plan) -> Tensor:
+        """See ``FeedbackHead``."""
+        turn = self._network.turn(plan.position, feature.dtype)
+        cells = [plan.at(layer) for layer in range(len(self.layers))]
+        after: Tensor = self._network(self._ops, self._embed(tokens), feature, turn, cells, self._weights)
+        return after
+
+    def logits(self, feature: Tensor) -> Tensor:
+        """By the head's own rows, of the tokens that it knows."""
+        return self._network.logits(self._ops, feature, self._weights)
+
+
+class Eagle3(FeedbackDraft):
+    """A head that fuses outputs of several of the target's layers and has a vocabulary of its own (EAGLE-3, Li et al.
+    2503.01840)."""
+
+    def __init__(
+        self, env: Env, published: Published[form.Eagle3Parts], max_draft: int, beam: int, depth: int, least: float
+    ) -> None:
+        layers = published.reading.layers
+        assert layers is not None
+        self.hidden_layers = tuple(sorted(layers))
+        super().__init__(env, PublishedEagle3(env, published.head, layers), max_draft, beam, depth, least)
+
+
+def eagle3(
+    env: Env,
+    head: Annotated[str, "a folder with config.json and .safetensors files, or such a file"] = "",
+    layers: Annotated[str, "layers whose outputs the head reads, from 0: 2-15-27; by default as the head says"] = "",
+    states: Annotated[str, "its own states that the head feeds back, before or after its last norm"] = "",
+    ids: Annotated[str, "how d2t is read: offset or id"] = "",
+    window: Annotated[str, "tokens over which the head attends; 0 is all"] = "",
+    embedding: Annotated[str, "whose embeddings the head reads: own or target"] = "",
+    pickle: Annotated[bool, "read a pickle too, its weights alone"] = False,
+    max_draft: Annotated[int, "most proposals of a step, for any K; 0 is no limit"] = 0,
+    beam: Annotated[int, "nodes expanded at each depth; 1 drafts a chain, more a tree"] = 1,
+    depth: Annotated[int, "deepest proposals of a tree"] = 5,
+    least: Annotated[float, "smallest probability, by the head, of a tree's node"] = 0.0,
+) -> Draft:
+    """Drafts with a published EAGLE-3 head, which fuses states of several of the target's layers.
+
+    Every setting and tensor of the head is used or refused by name, and where nothing decides a convention, the option
+    that decides it is named: docs/heads.md.
+
+    Source: EAGLE-3, Li et al. 2503.01840; trees, EAGLE-2, 2406.16858.
+
+    Example: ``eagle3(head='path/to/head', beam=4)`` with K = 16 verifies trees of 16 nodes.
+    """
+    if not head:
+        raise SpecdecError("eagle3 needs a head: eagle3(head='path/to/head'); docs/heads.md says which can be read")
+    if beam < 1 or depth < 1 or max_draft < 0 or not 0 <= least < 1:
+        raise SpecdecError(
+            f"eagle3 was given beam={beam}, depth={depth}, max_draft={max_draft}, least={least}; "
+            "expected beam and depth 1 or more, max_draft 0 or more, least from 0 to below 1"
+        )
+    reading = Reading.of(layers=layers, states=states, ids=ids, window=window, embedding=embedding)
+    published = read_published(head, TargetSizes.of(env.target), reading, pickle)
+    if published.form != form.FORM:
+        raise SpecdecError(f"{head!r} is of the form {published.form}; use the draft {published.form}(head=…)")
+    return Eagle3(env, published, max_draft, beam, depth, least)
+
+
+@hookimpl
+def specdec_register_drafts(register: Callable[[str, DraftFactory | str], None]) -> None:
+    """Register ``eagle3``."""
+    register("eagle3", eagle3)
