@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec import Window
 from specdec.arena import Arena, LayerShape
 from specdec.interfaces import Backend
+from specdec_plugins.heads.placed import placed
 from specdec_plugins.published.eagle3 import Eagle3Parts
 from specdec_plugins.published.reading import TargetSizes
 from specdec_plugins.reading import known_text
@@ -26,6 +27,9 @@ _HELD = {
 
 EAGLE3_HEADS = Path(__file__).parent / "recorded/heads/eagle3"
 EAGLE3_SIZES = TargetSizes(hidden=16, vocabulary=64, layers=8)
+
+EAGLE3_HEAD = str(EAGLE3_HEADS / "tiny_llama")
+"""The folder of the head for tiny Llama."""
 
 
 def eagle3_recorded(case: str) -> dict[str, Tensor]:
@@ -84,7 +88,8 @@ def eagle3_written(folder: Path, sizes: TargetSizes, layers: tuple[int, ...], ca
 def eagle3_chain(parts: Eagle3Parts, ops: Backend, states: Tensor, tokens: Tensor, embedding: Tensor) -> Tensor:
     """Logits [S, D] of a chain: the first follow the target's true ``states`` [T, n H] and as many tokens, and each
     further one an own state and one more of ``tokens`` int64 [T + S - 1]. ``embedding`` is [V, H]."""
-    network, dtype = parts.network.to(states.dtype), states.dtype
+    dtype = states.dtype
+    network = placed(parts.network, states.device, dtype)
     shape, weights = network.shape, network.weights(ops)
     layers = [LayerShape(shape.heads_kv, shape.head_dim, span) for span in parts.spans]
     longest = len(tokens) + 1

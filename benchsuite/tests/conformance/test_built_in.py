@@ -8,6 +8,7 @@ import pytest
 
 from benchsuite import conformance
 from benchsuite.conformance.claims import Checks
+from benchsuite.tests.eagle3_heads import EAGLE3_HEAD
 from benchsuite.tests.recorded_heads import recorded_head
 from benchsuite.tests.rig import left_to_deep, slow_checks
 from specdec.interfaces import OPS
@@ -106,6 +107,13 @@ TestMedusaTree = slow(
 TestEagle = slow(conformance.draft("eagle(reset=False)", sampled=True, hidden=True), *OF_MODELS)
 TestEagleThatResets = slow(
     conformance.draft("eagle", sampled=True, hidden=True, memoryless=False), *OF_MODELS, SAMPLED, Q
+)
+TestEagle3 = slow(
+    conformance.draft(f"eagle3(head={EAGLE3_HEAD!r})", sampled=True, hidden=True), FAKE, FOLLOWS, REPLAYED, SAMPLED
+)
+TestEagle3Tree = slow(
+    conformance.draft(f"eagle3(head={EAGLE3_HEAD!r}, beam=2, depth=3)", trees=True, hidden=True, k=6),
+    *(FAKE, FOLLOWS, SAME, REPLAYED, SAMPLED),
 )
 TestDFlash = slow(
     conformance.draft(f"dflash(head={recorded_head('dflash/windows')!r})", sampled=True, hidden=True, k=3),

@@ -24,6 +24,7 @@ from benchsuite.conformance.guards.tape import shares_memory
 from benchsuite.conformance.models import families, tiny
 from benchsuite.engines.guests import known_guests
 from benchsuite.judge.sources import EachRow
+from benchsuite.tests.eagle3_heads import EAGLE3_HEAD
 from benchsuite.tests.recorded_heads import recorded_head
 from benchsuite.tests.rig import POLICIES, pairs_in_turn, slow_after, some_of
 from benchsuite.workshop.gpu_day import stages
@@ -45,6 +46,8 @@ DRAFTS = (
     *("ngram", "ngram(branches=2)", "suffix", "suffix(branches=2)", "garbage", "oracle(0.8)", "draft_model"),
     *("tree(beam=2, depth=2)", "medusa", "medusa(head_init=trained, beam=2)", "eagle", "eagle(head=trained)"),
     *("eagle(head=trained, beam=2, depth=2)", "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup')"),
+    f"eagle3(head={EAGLE3_HEAD!r})",
+    f"eagle3(head={EAGLE3_HEAD!r}, layers=1-0, beam=2, depth=2)",
     f"dflash(head={recorded_head('dflash/windows')!r}, max_draft=3)",
     f"dspark(head={recorded_head('dspark/rnn')!r}, max_draft=4)",
     f"mtp(head={recorded_head('mtp/speculators-llama')!r}, beam=2, depth=2)",
@@ -87,7 +90,7 @@ def must_hold(found: FakeRun) -> None:
 def taken(draft: str, policy: str, controller: str, temperature: float, **given: Any) -> FakeRun:
     """Steps of the smallest model that the draft can do with."""
     config = families.CONFIGS["llama"]()
-    config.num_hidden_layers = 2 if draft.startswith(("draft_model", "tree", "dflash", "dspark")) else 1
+    config.num_hidden_layers = 2 if draft.startswith(("draft_model", "tree", "dflash", "dspark", "eagle3")) else 1
     params = SamplingParams(temperature=temperature, top_k=40, top_p=0.9, max_new_tokens=60)
     k = 4 if "=2" in draft else 2  # a tree of two times two; a chain of more than one
     found = fake_cuda.fake_run(draft, policy, controller, k=k, params=params, config=config, **given)

@@ -28,6 +28,7 @@ DRAFTS = sorted(
         "draft_model",
         "dspark",
         "eagle",
+        "eagle3",
         "garbage",
         "hybrid",
         "medusa",

@@ -16,6 +16,7 @@ from torch import Tensor
 from benchsuite.conformance.exact.enumerator import context
 from benchsuite.conformance.guards.tape import Tape
 from benchsuite.conformance.models import tiny
+from benchsuite.tests.eagle3_heads import EAGLE3_HEAD
 from benchsuite.tests.rig import POLICIES, pairs_in_turn, saved_head, slow_after
 from specdec import Context, Draft, Engine, Policy, Purpose, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
@@ -30,6 +31,7 @@ DRAFTS = (
     *("medusa", "medusa(head_init=random, beam=2)", "eagle", "hybrid(sources='suffix, ngram, eagle')"),
     *("medusa(num_heads=3, head_init={medusa!r})", "eagle(head={eagle!r})", "eagle(head={eagle!r}, beam=2, depth=2)"),
     *("hybrid(sources='ngram(n_min=1), eagle(head={eagle})')", "hybrid(sources='ngram, draft_model')"),
+    *(f"eagle3(head={EAGLE3_HEAD!r})", f"eagle3(head={EAGLE3_HEAD!r}, layers=1-0, beam=2, depth=2)"),
 )
 """``{eagle}`` and ``{medusa}`` stand for files of heads."""
 

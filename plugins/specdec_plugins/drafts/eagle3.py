@@ -11,9 +11,10 @@ from torch import Tensor
 from specdec import Draft, SpecdecError, hookimpl
 from specdec.arena import LayerShape, Plan
 from specdec.interfaces import DraftFactory, Env
+from specdec_plugins import published
 from specdec_plugins.feedback import FeedbackDraft, FeedbackHead
-from specdec_plugins.published import eagle3 as form
-from specdec_plugins.published import read_published
+from specdec_plugins.heads.placed import placed
+from specdec_plugins.published.eagle3 import FORM, Eagle3Parts
 from specdec_plugins.published.reading import Published, Reading, TargetSizes
 
 
@@ -23,20 +24,21 @@ class PublishedEagle3(FeedbackHead):
     ``weight_bytes`` count the fusion in each forward, though only one of a step's forwards fuses.
     """
 
-    def __init__(self, env: Env, parts: form.Eagle3Parts, layers: tuple[int, ...]) -> None:
+    def __init__(self, env: Env, parts: Eagle3Parts, layers: tuple[int, ...]) -> None:
         device, dtype = env.target.device, env.target.dtype
-        self._network, self._ops = parts.network.to(device, dtype), env.ops
+        parts = placed(parts, device, dtype)
+        self._network, self._ops = parts.network, env.ops
         shape = self._network.shape
         self._weights = self._network.weights(env.ops)
         self._embed = env.target.model.get_input_embeddings()
         if parts.embedding is not None:
-            self._embed = torch.nn.Embedding.from_pretrained(parts.embedding.to(device, dtype))
+            self._embed = torch.nn.Embedding.from_pretrained(parts.embedding.to(dtype))
         ascending = sorted(layers)
         self._order = None
         if list(layers) != ascending:
             self._order = torch.tensor([ascending.index(layer) for layer in layers], device=device)
         self.layers = [LayerShape(shape.heads_kv, shape.head_dim, span) for span in parts.spans]
-        self.ids = None if parts.ids is None else parts.ids.to(device)
+        self.ids = parts.ids
         vectors = sum(weight.nbytes for weight in self._network.parameters() if weight.dim() == 1)
         self.size, self.weight_bytes = shape.hidden, self._weights.nbytes + vectors
 
@@ -63,12 +65,12 @@ class Eagle3(FeedbackDraft):
     2503.01840)."""
 
     def __init__(
-        self, env: Env, published: Published[form.Eagle3Parts], max_draft: int, beam: int, depth: int, least: float
+        self, env: Env, found: Published[Eagle3Parts], max_draft: int, beam: int, depth: int, least: float
     ) -> None:
-        layers = published.reading.layers
+        layers = found.reading.layers
         assert layers is not None
         self.hidden_layers = tuple(sorted(layers))
-        super().__init__(env, PublishedEagle3(env, published.head, layers), max_draft, beam, depth, least)
+        super().__init__(env, PublishedEagle3(env, found.head, layers), max_draft, beam, depth, least)
 
 
 def eagle3(
@@ -102,10 +104,10 @@ def eagle3(
             "expected beam and depth 1 or more, max_draft 0 or more, least from 0 to below 1"
         )
     reading = Reading.of(layers=layers, states=states, ids=ids, window=window, embedding=embedding)
-    published = read_published(head, TargetSizes.of(env.target), reading, pickle)
-    if published.form != form.FORM:
-        raise SpecdecError(f"{head!r} is of the form {published.form}; use the draft {published.form}(head=…)")
-    return Eagle3(env, published, max_draft, beam, depth, least)
+    found = published.read_published(head, TargetSizes.of(env.target), reading, pickle)
+    if found.form != FORM:
+        raise SpecdecError(f"{head!r} is of the form {found.form}; use the draft {found.form}(head=…)")
+    return Eagle3(env, found, max_draft, beam, depth, least)
 
 
 @hookimpl

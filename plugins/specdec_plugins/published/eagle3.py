@@ -6,11 +6,11 @@ AngelSlim; NVIDIA's ModelOpt, which nests settings; NeMo AutoModel, which prefix
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec import SpecdecError
 from specdec_plugins.heads.eagle3_head import Eagle3Head, Eagle3Layer, Eagle3Shape
@@ -36,8 +36,7 @@ ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaEagle
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-@dataclass(frozen=True)
-class Eagle3Parts:
+class Eagle3Parts(nn.Module):
     """The network and what stands around it.
 
     ``ids`` int64 [D] are the target's ids of the head's tokens; None: all. ``embedding`` [V, H] is the head's own;
@@ -45,13 +44,24 @@ class Eagle3Parts:
     whether it was taken or not: ``d2t``, ``window`` (0: none), ``has_embedding``.
     """
 
-    network: Eagle3Head
     ids: Tensor | None
     embedding: Tensor | None
-    spans: tuple[int | None, ...]
     d2t: Tensor | None
-    window: int
-    has_embedding: bool
+
+    def __init__(
+        self,
+        network: Eagle3Head,
+        ids: Tensor | None,
+        embedding: Tensor | None,
+        spans: tuple[int | None, ...],
+        d2t: Tensor | None,
+        window: int,
+        has_embedding: bool,
+    ) -> None:
+        super().__init__()
+        self.network, self.spans, self.window, self.has_embedding = network, spans, window, has_embedding
+        for name, held in (("ids", ids), ("embedding", embedding), ("d2t", d2t)):
+            self.register_buffer(name, held)
 
 
 def knows(checkpoint: Checkpoint) -> bool:

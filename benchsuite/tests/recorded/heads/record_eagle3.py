@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
-TOKENS, STEPS, HIDDEN, VOCABULARY, DRAFTED = 12, 4, 16, 64, 20
+TOKENS, STEPS, VOCABULARY, DRAFTED = 12, 4, 64, 20
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
+    "hidden_size": 16,
     "intermediate_size": 24,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -59,8 +59,13 @@ CASES: dict[str, tuple[type[PretrainedConfig], dict[str, Any], dict[str, Any]]] 
         {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention"]},
         {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
     ),
+    "tiny_llama": (
+        LlamaConfig,
+        {"hidden_size": 32, "vocab_size": 258},
+        {"eagle_aux_hidden_state_layer_ids": [1, 2], "draft_vocab_size": 60},
+    ),
 }
-"""Kind of the layers, their settings, and those of the head."""
+"""Kind of the layers, their settings, and those of the head; the last is for a target of the tiny families."""
 
 
 def made_head(name: str) -> Any:
@@ -86,9 +91,10 @@ def made_head(name: str) -> Any:
         centre = 1.0 if weight_name.endswith("norm.weight") or ".fc_norm." in weight_name else 0.0
         weight.data = (centre + noise + (0.6 * noise if "embed" in weight_name else 0)).to(torch.bfloat16).float()
     if model.d2t is not None:
-        known = torch.randperm(VOCABULARY)[: len(model.d2t)].sort().values
+        vocabulary = len(model.t2d)
+        known = torch.randperm(vocabulary)[: len(model.d2t)].sort().values
         model.d2t.copy_(known - torch.arange(len(known)))
-        model.t2d.copy_(torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, known, True))
+        model.t2d.copy_(torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, known, True))
     return model.eval()
 
 
@@ -110,8 +116,8 @@ def record_heads(folder: Path) -> None:
         model = made_head(name)
         layers = len(CASES[name][2]["eagle_aux_hidden_state_layer_ids"])
         torch.manual_seed(1)
-        states, tokens = torch.randn(TOKENS, layers * HIDDEN), torch.randint(0, VOCABULARY, (TOKENS,))
-        states *= torch.tensor([0.5, 2.0, 8.0][:layers]).repeat_interleave(HIDDEN)
+        states, tokens = torch.randn(TOKENS, layers * model.hidden_size), torch.randint(0, VOCABULARY, (TOKENS,))
+        states *= torch.tensor([0.5, 2.0, 8.0][:layers]).repeat_interleave(model.hidden_size)
         logits = eagle3_steps(model, states, tokens)
         half = copy.deepcopy(model).to(torch.bfloat16)
         error = (eagle3_steps(half, states, tokens) - logits).abs().amax(dim=(1, 2))
