@@ -1,7 +1,7 @@
 """``engines bench``: every engine's speculation at its own best, certified, and in one table with ours.
 
 The settings of each server are searched for. Then the best of all run at once: all stand in one run of the main job,
-beside our own rows and the engines with an interface of Python, and those of an engine are certified by its plain
+beside our own rows and the engines with an interface of Python. At last those of an engine are certified by its plain
 server, greedy and sampled, completions and chat.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,9 @@ NEEDED_GB = {"vllm": 3.5, "llama_cpp": 0.3}
 
 SUITE_GB = 10.0
 """Memory that the run of the table takes beside the servers: the target, and the models of every peer of Python."""
+
+JUDGE_GB = 3.0
+"""Memory that the run of a certificate takes beside the servers."""
 
 SETTINGS = "engines-settings.json"
 """The file of the best settings, in the folder of results."""
@@ -119,22 +122,39 @@ def bench_engines(plan: EnginesPlan, command_of: CommandOf, say: Say, run: Run =
     peers, missing = peers_of(plan.python, plan.model)
     for line in missing:
         say(line)
-    codes = []
-    for settings in tables_that_fit(best, psutil.virtual_memory().available / 1e9 - SUITE_GB):
-        running = [
-            RunningServer(one, Endpoint(one.contender.name.replace(" ", "-"), f"http://127.0.0.1:{plan.port + place}"))
-            for place, one in enumerate(settings)
-        ]
-        commands = {one.endpoint.name: command_of(one.setting, plan.port + n) for n, one in enumerate(running)}
-        with closing(ServersInTurn(commands)) as servers:
-            started = [one for one in running if _started(servers, one, say)]
-            left += len(running) - len(started)
-            codes.append(run(_main_job(plan, peers, started)))
-            for engine in plan.engines if plan.certified else ():
-                mine = [one for one in started if one.contender.engine == engine]
-                codes += [_certify(plan, mine, options, f"{engine}: {how}", say, run) for how, options in CERTIFIED]
+    codes, started = list[int](), set[ServerSetting]()
+    for settings in tables_that_fit(best, _free_gb() - SUITE_GB):
+        with _running(plan, settings, command_of, say) as running:
+            if peers or any(one.contender.speculation for one in running):
+                codes.append(run(_main_job(plan, peers, running)))
+        started |= {one.setting for one in running}
         peers = []
-    return int(bool(left) or any(codes))
+    # All tables come first: certificates of many servers take longer than the tables do.
+    for engine in plan.engines if plan.certified else ():
+        mine = [one for one in best if one.contender.engine == engine and one in started]
+        for settings in tables_that_fit(mine, _free_gb() - JUDGE_GB):
+            with _running(plan, settings, command_of, say) as running:
+                codes += [_certify(plan, running, options, f"{engine}: {how}", say, run) for how, options in CERTIFIED]
+            started -= {*settings} - {one.setting for one in running}
+    return int(bool(left or {*best} - started) or any(codes))
+
+
+def _free_gb() -> float:
+    return psutil.virtual_memory().available / 1e9
+
+
+@contextmanager
+def _running(
+    plan: EnginesPlan, settings: Sequence[ServerSetting], command_of: CommandOf, say: Say
+) -> Iterator[list[RunningServer]]:
+    """The servers of ``settings`` that start, until the block ends; a line says why another does not."""
+    wanted = [
+        RunningServer(one, Endpoint(one.contender.name.replace(" ", "-"), f"http://127.0.0.1:{plan.port + place}"))
+        for place, one in enumerate(settings)
+    ]
+    commands = {one.endpoint.name: command_of(one.setting, plan.port + place) for place, one in enumerate(wanted)}
+    with closing(ServersInTurn(commands)) as servers:
+        yield [one for one in wanted if _started(servers, one, say)]
 
 
 def tables_that_fit(settings: Sequence[ServerSetting], gigabytes: float) -> list[list[ServerSetting]]:
@@ -256,8 +276,8 @@ def _certify(
     plan: EnginesPlan, mine: Sequence[RunningServer], options: Sequence[str], title: str, say: Say, run: Run
 ) -> int:
     """Certify an engine's servers by its plain one, in one way; no speed of this run is meant."""
-    if len(mine) < 2:
-        return 0
+    if len(mine) < 2 or mine[0].contender.speculation:
+        return 0  # what did not start has failed the run already
     say(f"\n{title}")
     endpoints = ",".join(f"{one.endpoint.name}={one.endpoint.url}" for one in mine)
     # The target itself judges what was sampled: with its long lists few tokens show a filter, and llama.cpp's server
