@@ -36,6 +36,10 @@ from benchsuite.judge.sources import Always
 from benchsuite.judge.ties import Judge
 from benchsuite.workshop.machines.arena_machine import Rollback
 from benchsuite.workshop.machines.engine_machine import EngineMachine
+from benchsuite.workshop.machines.feedback_heads import (
+    feedback_drafts_follow_the_formula,
+    feedback_heads_follow_the_formula,
+)
 from benchsuite.workshop.machines.joined_drafts import BRIEF, Behind, Listed, hybrid_maker
 from benchsuite.workshop.machines.keyed_runs import chance_of_tokens, keyed_tokens
 from benchsuite.workshop.machines.processed import slots_beside_transformers
@@ -250,6 +254,8 @@ def drafting() -> None:
     # Cheap checks first: a mutant that one of them finds is not run against the others.
     _certify(conformance.draft("suffix(min_match=1)", remembers=True), "remembered")
     _certify(conformance.draft("eagle(reset=False)", sampled=True, hidden=True), "read_in_chunks")
+    feedback_heads_follow_the_formula()
+    feedback_drafts_follow_the_formula()
     with tempfile.TemporaryDirectory() as folder:
         itself = tiny.save_target("llama", Path(folder))
         build = tiny.assembly("llama", max_rows=3, backend="reference")

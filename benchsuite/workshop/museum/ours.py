@@ -8,6 +8,7 @@ from benchsuite.workshop.museum.places import (
     COMMIT,
     COMMITTED,
     EXTEND,
+    FEEDBACK,
     FILTER,
     JOINING,
     KEPT,
@@ -564,5 +565,15 @@ OURS = (
         "a draft that asks for logits is given processed ones",
         "states",
         (STEP, "logits=forward.logits)", f"logits={PROCESS.replace('logits', 'forward.logits')})"),
+    ),
+    mutant(
+        "ours",
+        "accepted tokens keep the head's estimates: their entries are not computed anew from the target's states",
+        "drafting",
+        (
+            f"{FEEDBACK}._learned",
+            "feature = self._head.feature(kept.unflatten(2, hidden.shape[2:]))",
+            "feature = self._head.feature(kept.unflatten(2, hidden.shape[2:])) * 0 + self._state[rows, None]",
+        ),
     ),
 )

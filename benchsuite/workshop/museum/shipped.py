@@ -354,4 +354,50 @@ SHIPPED = (
             "range(first, tokens.shape[1] - (tokens.shape[1] > 1), PREFILL_CHUNK)",
         ),
     ),
+    mutant(
+        "vllm#50170",
+        "a head reads states of one layer too far down: 1.21 % of its proposals were accepted, not 58.9 %",
+        "drafting",
+        (
+            "specdec_plugins.published.eagle3:_layers",
+            "tuple(layer - 1 for layer in found)",
+            "tuple(layer - 2 for layer in found)",
+        ),
+    ),
+    mutant(
+        "sglang#25454",
+        "ids of layers are taken for outputs where they are inputs: every state is that of the layer after",
+        "drafting",
+        ("specdec_plugins.published.eagle3:_layers", "tuple(layer - 1 for layer in found)", "found"),
+    ),
+    mutant(
+        "tokenspeed#526",
+        "d2t is read as ids where it holds offsets: the head proposes other tokens than it means",
+        "drafting",
+        (
+            "specdec_plugins.published.eagle3:_ids",
+            "return ids, d2t, (choice,)",
+            "return d2t, d2t, (choice,)",
+        ),
+    ),
+    mutant(
+        "tokenspeed#174",
+        "a head is fed its states from after the last norm, where it was trained on those from before",
+        "drafting",
+        (
+            "specdec_plugins.heads.eagle3_head:Eagle3Head.forward",
+            "return ops.rms_norm(x, self.norm, eps, 0.0) if self.shape.norm_output else x",
+            "return ops.rms_norm(x, self.norm, eps, 0.0)",
+        ),
+    ),
+    mutant(
+        "sglang#32334",
+        "the states of several layers are joined in another order than that of the fusion",
+        "drafting",
+        (
+            "specdec_plugins.drafts.eagle3:PublishedEagle3.feature",
+            "if self._order is not None:",
+            "if self._order is None:",
+        ),
+    ),
 )
