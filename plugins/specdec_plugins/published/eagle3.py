@@ -325,8 +325,8 @@ def _ids(
 
 
 def _fill(network: Eagle3Head, tensors: Tensors, prefix: str, first: str) -> None:
-    """Copy every tensor of the network to its place."""
-    shape = network.shape
+    """Copy every tensor of the network to its place; matrices that are all of bfloat16 stay so."""
+    shape, kinds = network.shape, set[torch.dtype]()
 
     def put(place: Tensor | None, *names: str) -> None:
         """Copy tensors, one under the other, to a place of the network; to none if the network has no such place."""
@@ -335,6 +335,7 @@ def _fill(network: Eagle3Head, tensors: Tensors, prefix: str, first: str) -> Non
         rows = [place.shape[0] // len(names)] * len(names) if not names[0].endswith(_QUERY) else _rows(shape)
         taken = [tensors.take(name, (count, *place.shape[1:])) for name, count in zip(names, rows, strict=True)]
         place.copy_(torch.cat(taken))
+        kinds.update(one.dtype for one in taken if one.dim() > 1)
 
     put(network.fusion, f"{prefix}fc.weight")
     if shape.fusion_norm == "all":
@@ -361,6 +362,10 @@ def _fill(network: Eagle3Head, tensors: Tensors, prefix: str, first: str) -> Non
             put(down, f"{wide}down_proj.{kind}")
         put(layer.query_norm, f"{attention}q_norm.weight")
         put(layer.key_norm, f"{attention}k_norm.weight")
+    if kinds == {torch.bfloat16}:
+        matrices = [weight for weight in network.parameters() if weight.dim() > 1 and weight is not network.fusion_norm]
+        for weight in matrices:
+            weight.data = weight.to(torch.bfloat16)
 
 
 _QUERY = ("q_proj.weight", "q_proj.bias")
