@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec import Context
 from specdec.interfaces import Env
+from specdec.quantised import Quantised
 from specdec.sharding import whole_weight
 from specdec_plugins.growth import wanted
 
@@ -15,19 +16,21 @@ class Reduced:
     """D of the target's V tokens (FR-Spec, Zhao et al. 2502.14856), few enough for the cost of a small head.
 
     ``ids`` int64 [D]. Other tokens are never proposed, which lowers acceptance and changes nothing else: their
-    probability in q over V is 0. ``weight_bytes``: bytes of the rows, which each call of ``logits`` reads.
+    probability in q over V is 0. ``bits`` 8 or 4 rounds the rows. ``weight_bytes``: bytes of the rows, which each call
+    of ``logits`` reads.
     """
 
-    def __init__(self, env: Env, ids: Tensor) -> None:
-        self.ids, self.vocabulary, self._ops = ids, env.target.vocabulary, env.ops
+    def __init__(self, env: Env, ids: Tensor, bits: int | None = None) -> None:
+        self.ids, self.vocabulary, self._ops, self._bits = ids, env.target.vocabulary, env.ops, bits
         # bfloat16 halves the bytes; its rounding error is far smaller than the error of a small head.
         dtype = torch.bfloat16 if env.target.dtype == torch.float32 else env.target.dtype
         self.read_with(whole_weight(env.target.model.get_output_embeddings())[ids].to(dtype))
 
     def read_with(self, rows: Tensor) -> None:
         """Read tokens with ``rows`` [D, H] instead of the target's own rows."""
-        self.weight_bytes: int = rows.nbytes
-        self._rows = self._ops.pack(rows)
+        kept = rows if self._bits is None else Quantised.of(rows, self._bits)
+        self.weight_bytes: int = kept.nbytes
+        self._rows = self._ops.pack(kept)
 
     def logits(self, state: Tensor) -> Tensor:
         """Logits float32 [..., D] of estimated hidden states [..., H]."""

@@ -13,20 +13,21 @@ from specdec.interfaces import DraftFactory, Env
 from specdec_plugins.drafts.eagle_lite import EagleLite
 from specdec_plugins.feedback import FeedbackDraft, FeedbackHead
 from specdec_plugins.heads import files
+from specdec_plugins.heads.rounding import bits_named, stored_bytes
 from specdec_plugins.reduced import Reduced
 
 
 class TrainedEagle(FeedbackHead):
     """EAGLE's head as ``FeedbackDraft`` asks it: its states are estimates of the target's last hidden states."""
 
-    def __init__(self, env: Env, name: str) -> None:
+    def __init__(self, env: Env, name: str, bits: int | None) -> None:
         head, self.ids = files.load_eagle(name, env.target)
         self._net, self._ops, self._embed = head, env.ops, env.target.model.get_input_embeddings()
-        self._reduced = Reduced(env, self.ids)
-        self._weights = head.weights(env.ops)
+        self._reduced = Reduced(env, self.ids, bits)
+        self._weights = head.weights(env.ops, bits)
         shape = head.shape
         self.layers, self.size = [LayerShape(shape.heads_kv, shape.head_dim, None)], shape.hidden
-        self.weight_bytes = sum(weight.nbytes for weight in head.parameters()) + self._reduced.weight_bytes
+        self.weight_bytes = stored_bytes(head, bits) + self._reduced.weight_bytes
 
     def feature(self, hidden: Tensor) -> Tensor:
         """The target's states themselves."""
@@ -48,8 +49,10 @@ class Eagle(FeedbackDraft):
 
     needs_hidden = True
 
-    def __init__(self, env: Env, head: str, max_draft: int, beam: int, depth: int, least: float) -> None:
-        super().__init__(env, TrainedEagle(env, head), max_draft, beam, depth, least)
+    def __init__(
+        self, env: Env, head: str, max_draft: int, beam: int, depth: int, least: float, bits: int | None = None
+    ) -> None:
+        super().__init__(env, TrainedEagle(env, head, bits), max_draft, beam, depth, least)
 
 
 def eagle(
@@ -61,6 +64,7 @@ def eagle(
     beam: Annotated[int, "trained: nodes expanded at each depth; 1 drafts a chain, more a tree"] = 1,
     depth: Annotated[int, "trained: deepest proposals of a tree"] = 5,
     least: Annotated[float, "trained: smallest probability, by the head, of a tree's node"] = 0.0,
+    weights: Annotated[str, "trained: float as stored, or matrices and vocabulary rounded to int8 or int4"] = "float",
 ) -> Draft:
     """Predicts the target's next hidden states; the target's own head reads tokens from them.
 
@@ -78,7 +82,7 @@ def eagle(
         )
     if head == "lite":
         return EagleLite(env, alpha, max_draft, reset)
-    return Eagle(env, head, max_draft, beam, depth, least)
+    return Eagle(env, head, max_draft, beam, depth, least, bits_named(weights))
 
 
 @hookimpl

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from specdec.decoder import Cells, DecoderWeights, decode_after_norm
 from specdec.interfaces import Backend
 from specdec.packed import Weight
-from specdec.quantised import Quantised
+from specdec_plugins.heads.rounding import matrix_for
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Eagle3Head(nn.Module):
 
     def weights(self, ops: Backend, bits: int | None = None) -> Eagle3Weights:
         """The matrices as ``ops`` reads them fastest, rounded to codes of ``bits``; on the reference without a copy."""
-        layers = [layer.weights(ops, bits) for layer in self._stack()]
+        layers = [layer.weights(ops, bits) for layer in self.stack()]
         return Eagle3Weights(matrix_for(ops, self.fusion, bits), layers, matrix_for(ops, self.output, bits))
 
     def turn(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -177,7 +177,7 @@ class Eagle3Head(nn.Module):
 
         In place: the cells of ``at``, one for each layer.
         """
-        eps, [first, *further] = self.shape.eps, self._stack()
+        eps, [first, *further] = self.shape.eps, self.stack()
         normed = ops.rms_norm(feature, first.norm_before, eps, 0.0)
         pair = torch.cat([ops.rms_norm(embedded, self.token_norm, eps, 0.0), normed], dim=-1)
         x = normed if self.shape.norm_before_residual else feature
@@ -196,13 +196,9 @@ class Eagle3Head(nn.Module):
             feature = ops.rms_norm(feature, self.norm, self.shape.eps, 0.0)
         return ops.linear(feature, weights.output, None).float()
 
-    def _stack(self) -> list[Eagle3Layer]:
+    def stack(self) -> list[Eagle3Layer]:
+        """The layers, the one that reads a token's embedding first."""
         return list(self.layers)  # type: ignore[arg-type]  # a ModuleList does not say of what
-
-
-def matrix_for(ops: Backend, matrix: Tensor, bits: int | None) -> Weight:
-    """A matrix as ``ops`` reads it fastest, rounded to codes of ``bits`` (8 or 4) unless that is None."""
-    return ops.pack(matrix if bits is None else Quantised.of(matrix, bits))
 
 
 def _matrix(outputs: int, inputs: int) -> nn.Parameter:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from specdec.decoder import Cells, DecoderWeights
 from specdec.interfaces import Backend
 from specdec.packed import Weight
+from specdec_plugins.heads.rounding import matrix_for
 
 
 @dataclass(frozen=True)
@@ -54,21 +55,22 @@ class EagleHead(nn.Module):
         self.gate_up = matrix(2 * wide, size)
         self.down = matrix(size, wide)
 
-    def weights(self, ops: Backend) -> tuple[Weight, DecoderWeights]:
-        """``enter`` and the layer as ``ops`` reads them fastest; on the reference the parameters, without a copy."""
+    def weights(self, ops: Backend, bits: int | None = None) -> tuple[Weight, DecoderWeights]:
+        """``enter`` and the layer as ``ops`` reads them fastest, rounded to codes of ``bits``; without ``bits``, on the
+        reference, the parameters without a copy."""
         shape = self.shape
         layer = DecoderWeights(
             norm_before=self.norm_before,
             eps_before=shape.eps,
-            qkv=self.qkv,
+            qkv=matrix_for(ops, self.qkv, bits),
             qkv_bias=None,
-            out=self.out,
+            out=matrix_for(ops, self.out, bits),
             out_bias=None,
             norm_after=self.norm_after,
             eps_after=shape.eps,
-            gate_up=self.gate_up,
+            gate_up=matrix_for(ops, self.gate_up, bits),
             gate_up_bias=None,
-            down=self.down,
+            down=matrix_for(ops, self.down, bits),
             down_bias=None,
             norm_offset=0.0,
             heads=shape.heads,
@@ -76,7 +78,7 @@ class EagleHead(nn.Module):
             head_dim=shape.head_dim,
             scaling=shape.head_dim**-0.5,
         )
-        return ops.pack(self.enter), layer.packed(ops)
+        return matrix_for(ops, self.enter, bits), layer
 
     def turn(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rotary's cos and sin [B, W, d] at positions [B, W]."""
