@@ -250,7 +250,7 @@ def noisy(head: training.Head) -> training.Head:
 def saved_head(kind: str, build: Assembly, folder: Path) -> str:
     """Save a head of a tiny target, untrained but with noise; its vocabulary is every second token."""
     model, text = build.target.twin(), torch.arange(40).view(2, 20)
-    head: training.Head = start.eagle_start(model, text, 0) if kind == "eagle" else start.medusa(model, text, 0, 3, 32)
+    head = start.eagle_start(model, text, 0) if kind == "eagle" else start.medusa(model, text, 0, 3, 32)
     noisy(head)
     path = folder / f"{kind}.safetensors"
     files.save(path, head, HEAD_IDS, build.target.model)

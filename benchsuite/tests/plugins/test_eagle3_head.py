@@ -10,43 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchsuite.tests.plugins.eagle3_heads import INVERSE, SHAPE, SHAPES, head_of
 from specdec.decoder import Cells
 from specdec_kernels.reference import Reference
-from specdec_plugins.heads.eagle3_head import Eagle3Head, Eagle3Layer, Eagle3Shape
+from specdec_plugins.heads import training
+from specdec_plugins.heads.eagle3_head import Eagle3Head, Eagle3Layer
 
 OPS = Reference()
-SHAPE = Eagle3Shape(
-    hidden=16,
-    intermediate=20,
-    heads=4,
-    heads_kv=2,
-    head_dim=6,
-    eps=1e-5,
-    states=3,
-    state_size=10,
-    vocabulary=11,
-)
-SHAPES = {
-    "plain": SHAPE,
-    "normed residual": replace(SHAPE, norm_before_residual=True),
-    "one norm of all states": replace(SHAPE, fusion_norm="all"),
-    "a norm of each state": replace(SHAPE, fusion_norm="each"),
-    "EAGLE 3.1": replace(SHAPE, norm_output=True, fusion_norm="each"),
-    "Qwen3's layer": replace(SHAPE, head_norms=True, bias=True),
-    "two layers": replace(SHAPE, layers=2),
-    "two of Qwen3's layers": replace(SHAPE, layers=2, head_norms=True),
-}
-INVERSE = 1.0 / 100.0 ** (torch.arange(0, 6, 2, dtype=torch.float64) / 6)
 LENGTH = 5
-
-
-def head_of(shape: Eagle3Shape) -> Eagle3Head:
-    """A head whose every parameter is random, so that each has an effect."""
-    torch.manual_seed(3)
-    head = Eagle3Head(shape, INVERSE, magnitude=1.25).double().requires_grad_(False)
-    for parameter in head.parameters():
-        parameter.copy_(torch.randn_like(parameter) * 0.5 + (parameter.dim() == 1 or len(parameter) == 3))
-    return head
 
 
 def normed(x: Tensor, gain: Tensor) -> Tensor:
@@ -127,6 +98,19 @@ def test_tokens_one_by_one_and_together_are_the_formula_of_the_paper(name: str) 
         found = head.logits(OPS, feature, weights)
         assert torch.allclose(feature[0], torch.stack(expected[start:end])), (start, end)
         assert torch.allclose(found[0], torch.stack(logits[start:end]).float(), atol=1e-5), (start, end)
+
+
+def test_training_unrolls_what_drafting_computes_over_the_states_of_the_layers_alone() -> None:
+    head = head_of(SHAPE)
+    hidden, embedded = torch.randn(1, LENGTH, 4, 10).double(), torch.randn(1, LENGTH, 16).double()
+    hidden[:, :, 3] = torch.nan  # the input of the target's head, which gives labels and is not read
+    first, second = training.unrolled(head, OPS, embedded, hidden, 2)
+    fused = head.fused(OPS, hidden[:, :, :3], head.weights(OPS))[0]
+    made, _ = by_hand(head, embedded[0], fused)
+    assert torch.allclose(first[0], torch.stack(made))
+    for last in range(1, LENGTH):
+        again, _ = by_hand(head, embedded[0, : last + 1], torch.cat([fused[:last], made[last - 1][None]]))
+        assert torch.allclose(second[0, last], again[-1])
 
 
 def test_in_8_bits_every_matrix_is_read_in_codes_and_counted_as_such() -> None:

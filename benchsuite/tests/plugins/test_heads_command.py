@@ -34,6 +34,7 @@ def test_the_options_of_write_are_these_and_have_these_defaults() -> None:
         "shards": 36,
         "rows": 192,
         "length": 192,
+        "layers": "",
     }
     given = [
         "write",
@@ -49,6 +50,8 @@ def test_the_options_of_write_are_these_and_have_these_defaults() -> None:
         "3",
         "--length",
         "4",
+        "--layers",
+        "0-1",
     ]
     assert vars(command.parser().parse_args(given)) == {
         "verb": "write",
@@ -58,6 +61,7 @@ def test_the_options_of_write_are_these_and_have_these_defaults() -> None:
         "shards": 2,
         "rows": 3,
         "length": 4,
+        "layers": "0-1",
     }
 
 
@@ -96,7 +100,7 @@ def test_what_no_default_could_stand_for_must_be_given(
     assert capsys.readouterr().err.rstrip().endswith(f"error: the following arguments are required: {lacks}")
 
 
-def test_only_heads_of_two_kinds_are_trained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_heads_of_three_kinds_are_trained(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.parser().parse_args(["train", "hydra", "--corpus", "c", "--run", "r", "--out", "o"])
     assert "invalid choice: 'hydra'" in capsys.readouterr().err
@@ -183,9 +187,10 @@ def test_training_gets_what_was_given_and_leaves_a_record(
     ids = training.frequent(text.tokens, 3)
     assert type(ops) is type(registry().backend("reference"))
     assert torch.equal(reader.ids, ids)
-    assert torch.equal(reader.whole, output.bfloat16())
+    dtype = command.products_dtype(CPU)
+    assert torch.equal(reader.whole, output.to(dtype))
     assert not reader.whole.requires_grad
-    assert torch.equal(embed, table.bfloat16())
+    assert torch.equal(embed, table.to(dtype))
     assert not embed.requires_grad, "the target is not trained"
     assert same_text(read, text)
     assert folder == tmp_path / "r"
@@ -254,11 +259,13 @@ def test_writing_gets_what_was_given_and_a_target_in_bfloat16(tmp_path: Path, mo
         "3",
         "--length",
         "4",
+        "--layers",
+        "0-1",
         "--corpus",
     ]
     command.heads_main([*given, str(tmp_path)])
     [(folder, target, tokenizer, *sizes)] = seen
-    assert (folder, sizes) == (tmp_path, [2, 3, 4])
+    assert (folder, sizes) == (tmp_path, [2, 3, 4, (0, 1)])
     assert target.dtype == torch.bfloat16
     assert tokenizer.get_vocab() == catalog.byte_tokenizer().get_vocab()
 
@@ -279,7 +286,10 @@ def test_missing_shards_are_written_each_under_its_own_name_and_only_when_whole(
 ) -> None:
     folder, made = tmp_path / "a" / "b", list[tuple[Any, ...]]()
 
-    def shard(target: Any, tokenizer: Any, number: int, rows: int, length: int, progress: Any) -> dict[str, Tensor]:
+    def shard(
+        target: Any, tokenizer: Any, number: int, rows: int, length: int, layers: Any, progress: Any
+    ) -> dict[str, Tensor]:
+        assert layers == ()
         made.append((target, tokenizer, number, rows, length))
         assert not list(folder.glob("*.partial"))
         return {"tokens": torch.full((rows, length), number)}

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from benchsuite.conformance.models.tiny import registry
 from benchsuite.tests.rig import Make
-from specdec import catalog
+from specdec import SpecdecError, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
 from specdec_kernels.reference import Reference
 from specdec_plugins.heads import __main__ as command
 from specdec_plugins.heads import corpus, files, start, training
+from specdec_plugins.heads import script as scripts
 from specdec_plugins.heads.corpus import Corpus
 
 OPS = Reference()
@@ -34,16 +38,36 @@ def text(assemble: Make) -> tuple[Assembly, Corpus]:
     return build, Corpus(tokens, hidden.to(torch.bfloat16), torch.ones_like(tokens, dtype=torch.bool))
 
 
+def _with_layers(built: tuple[Assembly, Corpus]) -> Corpus:
+    """The text with the outputs of both layers beside the final states."""
+    build, text = built
+    with torch.no_grad():
+        states = build.target.twin()(text.tokens, output_hidden_states=True).hidden_states
+    seen: list[Tensor] = []
+    model: Any = build.target.twin()
+    handle = model.model.layers[-1].register_forward_hook(lambda module, given, out: seen.append(out))
+    with torch.no_grad():
+        model(text.tokens)
+    handle.remove()
+    last = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
+    return replace(text, hidden=torch.stack([states[1], last, states[-1]], dim=2).bfloat16(), layers=(0, 1))
+
+
+def _head(kind: str, model: Any, text: Corpus) -> training.Head:
+    if kind == "eagle3":
+        return start.eagle3_start(model, 2, torch.arange(258), 0)
+    tokens = text.tokens[:2]
+    return start.eagle_start(model, tokens, 0) if kind == "eagle" else start.medusa(model, tokens, 0, 3, 32)
+
+
 def _run(
     kind: str, built: tuple[Assembly, Corpus], folder: Path, epochs: int
 ) -> tuple[training.Head, list[dict[str, object]]]:
     build, text = built
     model = build.target.twin()
-    head: training.Head = (
-        start.eagle_start(model, text.tokens[:2], 0)
-        if kind == "eagle"
-        else start.medusa(model, text.tokens[:2], 0, 3, 32)
-    )
+    if kind == "eagle3":
+        text = _with_layers(built)
+    head = _head(kind, model, text)
     reader = training.Reader(model.get_output_embeddings().weight, torch.arange(258), torch.float32)
     embed = model.get_input_embeddings().weight
     log = training.train(
@@ -53,39 +77,47 @@ def _run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
 def test_training_learns_and_is_the_same_after_an_interruption(
     kind: str, text: tuple[Assembly, Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, log = _run(kind, text, tmp_path / "whole", 4)
     losses = [float(line["loss"]) for line in log]  # type: ignore[arg-type]
     assert losses[-1] < losses[0] - 0.5, losses
-    real, calls = training.judge, []
+    real, calls = training.loss_of, []
+    monkeypatch.setattr(training, "SAVED", 2)
 
-    def stops(*given: object, **more: object) -> dict[str, object]:
+    def stops(*given: object, **more: object) -> Tensor:
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 14:  # in an epoch of five batches, one after a checkpoint
             raise KeyboardInterrupt
         return real(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(training, "judge", stops)
+    monkeypatch.setattr(training, "loss_of", stops)
     with pytest.raises(KeyboardInterrupt):
         _run(kind, text, tmp_path / "parts", 4)
-    monkeypatch.setattr(training, "judge", real)
+    calls.clear()
+
+    def counts(*given: object) -> Tensor:
+        calls.append(1)
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(training, "loss_of", counts)
     again, resumed = _run(kind, text, tmp_path / "parts", 4)
-    assert [line["acceptance_length"] for line in resumed] == [line["acceptance_length"] for line in log]
+    assert len(calls) == 20 - 12, "what was saved is not computed again"
+    assert [(line["acceptance_length"], line["loss"]) for line in resumed] == [
+        (line["acceptance_length"], line["loss"]) for line in log
+    ]
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
 def test_only_tokens_of_answers_teach(kind: str, text: tuple[Assembly, Corpus]) -> None:
     build, corpus = text
     model = build.target.twin()
-    first = corpus.rows(slice(4))
-    head: training.Head = (
-        start.eagle_start(model, first.tokens, 0) if kind == "eagle" else start.medusa(model, first.tokens, 0, 3, 32)
-    )
+    first = (_with_layers(text) if kind == "eagle3" else corpus).rows(slice(4))
+    head = _head(kind, model, first)
     reader = training.Reader(model.get_output_embeddings().weight, torch.arange(258), torch.float32)
     embedded = model.get_input_embeddings()(first.tokens[:, 1:])
     other = first.hidden.float().clone()
@@ -101,32 +133,49 @@ def test_only_tokens_of_answers_teach(kind: str, text: tuple[Assembly, Corpus]) 
 
 
 @pytest.mark.slow
-def test_the_corpus_alternates_turns_and_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layers", [(), (0, 1)], ids=["no layers", "two layers"])
+def test_the_corpus_alternates_turns_resumes_and_keeps_the_states_that_it_names(
+    layers: tuple[int, ...], tmp_path: Path
+) -> None:
     loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
     loaded.tokenizer.chat_template = TEMPLATE
     target = ArenaModel(loaded.model, registry().backend("reference"))
-    corpus.write_corpus(tmp_path, target, loaded.tokenizer, shards=1, rows=2, length=90)
+    corpus.write_corpus(tmp_path, target, loaded.tokenizer, 1, 2, 240, layers)
     first = corpus.Corpus.read(tmp_path)
-    corpus.write_corpus(tmp_path, target, loaded.tokenizer, shards=2, rows=2, length=90)
+    corpus.write_corpus(tmp_path, target, loaded.tokenizer, 2, 2, 240, layers)
     both = corpus.Corpus.read(tmp_path)
-    assert both.tokens.shape == (4, 90)
+    assert both.tokens.shape == (4, 240)
+    assert both.layers == layers
     assert torch.equal(both.tokens[:2], first.tokens)
     assert not torch.equal(both.tokens[2:], first.tokens)
     opening, answer = loaded.tokenizer.encode("<u>"), loaded.tokenizer.encode("\n<a>")
-    for tokens in both.tokens.tolist():
-        assert tokens[: len(opening)] == opening
-        at = [i for i in range(90) if tokens[i : i + len(answer)] == answer]
-        assert at
-        assert at[0] <= len(opening) + corpus.LONGEST_QUESTION + 40  # words that a question may begin with
     for tokens, marks in zip(both.tokens.tolist(), both.answer.tolist(), strict=True):
-        begin = next(i for i in range(90) if tokens[i : i + len(answer)] == answer) + len(answer)
-        end = next((i for i in range(begin, 90) if tokens[i] == answer[0]), 90)
+        assert tokens[: len(opening)] == opening
+        begin = next(i for i in range(240) if tokens[i : i + len(answer)] == answer) + len(answer)
+        end = next((i for i in range(begin, 240) if tokens[i] == answer[0]), 240)
         assert not any(marks[:begin])
-        assert all(marks[begin : min(end, begin + corpus.LONGEST_ANSWER)])
-    hidden = target.twin()(both.tokens, output_hidden_states=True).hidden_states[-1]
-    assert (hidden.bfloat16() - both.hidden).abs().max() < 0.1
+        assert all(marks[begin : min(end, begin + scripts.LONGEST_ANSWER)])
+    states = target.twin()(both.tokens, output_hidden_states=True).hidden_states
+    found = both.hidden if layers else both.hidden[:, :, None]
+    assert found.shape[2] == len(layers) + 1
+    assert (states[-1].bfloat16() - found[:, :, -1]).abs().max() < 0.1
+    if layers:
+        assert (states[1].bfloat16() - found[:, :, 0]).abs().max() < 0.1
+        assert (target.model.base_model.norm(found[:, :, 1].float()) - found[:, :, 2]).abs().max() < 0.1
     kept, held_out = both.split(0.25)
-    assert (len(kept.tokens), len(held_out.tokens)) == (3, 1)
+    assert (len(kept.tokens), len(held_out.tokens), held_out.layers) == (3, 1, layers)
+
+
+def test_shards_with_the_outputs_of_different_layers_are_no_text(tmp_path: Path) -> None:
+    shard = {"tokens": torch.zeros(1, 2).int(), "hidden": torch.zeros(1, 2, 3, 4), "answer": torch.zeros(1, 2).bool()}
+    for number, layers in enumerate(("2-15", "2-16")):
+        save_file(shard, tmp_path / f"shard-{number:04}.safetensors", metadata={"layers": layers})
+    with pytest.raises(SpecdecError, match=r"shard-0000.safetensors 2-15, shard-0001.safetensors 2-16"):
+        corpus.Corpus.read(tmp_path)
+    for text in ("2-", "a", "-1", "2,15"):
+        with pytest.raises(SpecdecError, match="expected indices of decoder layers"):
+            corpus.layers_named(text)
+    assert corpus.layers_named("2-15-28") == (2, 15, 28)
 
 
 @pytest.mark.slow
@@ -140,7 +189,9 @@ def test_the_commands_write_train_and_say_how(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(catalog, "load", chatting)
     monkeypatch.chdir(tmp_path)
-    command.heads_main(["write", "--target", "tiny", "--corpus", "c", "--shards", "1", "--rows", "8", "--length", "40"])
+    command.heads_main(
+        ["write", "--target", "tiny", "--corpus", "c", "--shards", "1", "--rows", "8", "--length", "140"]
+    )
     out, short = tmp_path / "head.safetensors", "train eagle --target tiny --corpus c --epochs 1 --vocabulary 64"
     command.heads_main([*short.split(), "--run", "r", "--out", str(out), "--batch", "4"])
     made = json.loads(out.with_suffix(".json").read_text())

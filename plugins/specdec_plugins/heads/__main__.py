@@ -16,11 +16,14 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
 
 from specdec import Registry, SpecdecError, catalog
 from specdec.devices import pick_device
 from specdec.model import ArenaModel
-from specdec_plugins.heads import corpus, files, start, training
+from specdec_plugins.heads import corpus, exported, files, start, training
+from specdec_plugins.heads.eagle3_head import Eagle3Head
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,11 +39,23 @@ def parser() -> argparse.ArgumentParser:
     write.add_argument("--shards", type=int, default=36, help="files of conversations (default: %(default)s)")
     write.add_argument("--rows", type=int, default=192, help="conversations in a file (default: %(default)s)")
     write.add_argument("--length", type=int, default=192, help="tokens in a conversation (default: %(default)s)")
-    train.add_argument("kind", choices=("eagle", "medusa"))
+    write.add_argument(
+        "--layers",
+        default="",
+        help="layers whose outputs are kept for heads that read them, as 2-15-28 (default: none)",
+    )
+    train.add_argument("kind", choices=("eagle", "eagle3", "medusa"))
     train.add_argument("--run", type=Path, required=True, help="folder of checkpoint and log")
-    train.add_argument("--out", type=Path, required=True, help="the head's file")
     train.add_argument(
-        "--begin", help="a head's file to begin with, or trained: the shipped one; default: the target's parts"
+        "--out",
+        type=Path,
+        required=True,
+        help="the head's file; eagle3: its folder, in the form of the speculators package",
+    )
+    train.add_argument(
+        "--begin",
+        help="a head's file to begin with (eagle3: one of eagle), or trained: the shipped one; "
+        "default: the target's parts",
     )
     train.add_argument("--epochs", type=int, default=7, help="(default: %(default)s)")
     train.add_argument(
@@ -63,7 +78,15 @@ def heads_main(arguments: list[str] | None = None) -> None:
         loaded = catalog.load(given.target, device, torch.bfloat16 if given.verb == "write" else torch.float32)
         if given.verb == "write":
             target = ArenaModel(loaded.model, Registry().backend("auto"))
-            corpus.write_corpus(given.corpus, target, loaded.tokenizer, given.shards, given.rows, given.length)
+            corpus.write_corpus(
+                given.corpus,
+                target,
+                loaded.tokenizer,
+                given.shards,
+                given.rows,
+                given.length,
+                corpus.layers_named(given.layers),
+            )
         else:
             _train(given, loaded)
     except SpecdecError as error:
@@ -74,23 +97,15 @@ def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
     """Train one kind of head; writes its file and, beside it, a log of the training."""
     model = loaded.model.requires_grad_(False)
     text = corpus.Corpus.read(given.corpus)
-    ids = training.frequent(text.tokens, given.vocabulary)
-    head: training.Head
-    if given.begin:
-        load = files.load_eagle if given.kind == "eagle" else files.load_medusa
-        head, _ = load(given.begin, ArenaModel(model, Registry().backend("reference")))
-        head.requires_grad_(True)
-    elif given.kind == "eagle":
-        head = start.eagle_start(model, text.tokens[:4].to(model.device), given.seed)
-    else:
-        head = start.medusa(model, text.tokens[:4].to(model.device), given.seed, given.heads, given.wide)
+    head, ids = _begun(given, model, text)
     head = head.to(model.device)
-    reader = training.Reader(model.get_output_embeddings().weight, ids.to(model.device), torch.bfloat16)
+    dtype = products_dtype(model.device)
+    reader = training.Reader(model.get_output_embeddings().weight, ids.to(model.device), dtype)
     log = training.train(
         head,
         Registry().backend("reference"),
         reader,
-        model.get_input_embeddings().weight.to(torch.bfloat16),
+        model.get_input_embeddings().weight.to(dtype),
         text,
         given.run,
         epochs=given.epochs,
@@ -99,7 +114,12 @@ def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
         rate=given.rate,
         seed=given.seed,
     )
-    files.save(given.out, head, ids, model)
+    out = given.out
+    if isinstance(head, Eagle3Head):
+        exported.export_eagle3(out, head, ids, text.layers, model, given.steps)
+        out = out / "model.safetensors"
+    else:
+        files.save(out, head, ids, model)
     made = {
         "arguments": {name: str(value) for name, value in vars(given).items()},
         "machine": f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {model.device}",
@@ -109,7 +129,46 @@ def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
         "epochs": log,
     }
     given.out.with_suffix(".json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(f"{given.out}: {given.out.stat().st_size / 1e6:.1f} MB, held out {log[-1] if log else 'nothing'}")
+    print(f"{given.out}: {out.stat().st_size / 1e6:.1f} MB, held out {log[-1] if log else 'nothing'}")
+
+
+def _begun(
+    given: argparse.Namespace, model: PreTrainedModel, text: corpus.Corpus
+) -> tuple[training.Head, torch.Tensor]:
+    """The head with which training begins, and the ids of its vocabulary."""
+    ids = training.frequent(text.tokens, given.vocabulary)
+    tokens = text.tokens[:4].to(model.device)
+    if given.kind == "medusa":
+        if given.begin:
+            return files.load_medusa(given.begin, _read_by(model))[0].requires_grad_(True), ids
+        return start.medusa(model, tokens, given.seed, given.heads, given.wide), ids
+    begun, its_ids = files.load_eagle(given.begin, _read_by(model)) if given.begin else (None, ids)
+    if given.kind == "eagle3":
+        if not text.layers:
+            raise SpecdecError(
+                f"eagle3 reads outputs of layers, and {given.corpus} was written without them; write another text "
+                "with `python -m specdec_plugins.heads write --layers 2-15-29`"
+            )
+        if begun is None:
+            return start.eagle3_start(model, len(text.layers), ids, given.seed), ids
+        # What the other head learnt is of its own tokens.
+        embedded = F.embedding(tokens[:, 1:], model.get_input_embeddings().weight)
+        hidden = training.final(text.hidden[:4]).to(embedded)[:, :-1]
+        return start.eagle3_of_eagle(begun, model, len(text.layers), its_ids, embedded, hidden, given.seed), its_ids
+    return (start.eagle_start(model, tokens, given.seed) if begun is None else begun.requires_grad_(True)), ids
+
+
+def _read_by(model: PreTrainedModel) -> ArenaModel:
+    return ArenaModel(model, Registry().backend("reference"))
+
+
+def products_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of the target's rows and states in training: bfloat16, unless a processor would have to emulate it.
+
+    On one with AVX2 alone, products in bfloat16 took 30 times as long as those in float32 (docs/log.md).
+    """
+    emulated = device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.float32 if emulated else torch.bfloat16
 
 
 if __name__ == "__main__":

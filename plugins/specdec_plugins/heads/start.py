@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec import SpecdecError
+from specdec_plugins.heads.eagle3_head import Eagle3Head, Eagle3Shape
 from specdec_plugins.heads.eagle_head import EagleHead, EagleShape
 from specdec_plugins.heads.medusa_heads import MedusaHeads
 
@@ -48,6 +50,91 @@ def eagle_start(model: PreTrainedModel, tokens: Tensor, seed: int) -> EagleHead:
     head.token_norm.fill_(before)
     head.enter[:, config.hidden_size :].copy_(torch.eye(config.hidden_size))
     return head
+
+
+@torch.no_grad()
+def eagle3_start(model: PreTrainedModel, states: int, ids: Tensor, seed: int) -> Eagle3Head:
+    """An EAGLE-3 head that begins as the target's last layer over the last of ``states`` outputs that it fuses.
+
+    It reads tokens with the target's rows of ``ids`` int64 [D] after the target's last norm. These rows do not learn:
+    each batch would cost half as much again. Raises SpecdecError for a target whose layers are not Llama's.
+    """
+    parts, size = _last_layer(model), model.config.hidden_size
+    attention, mlp = parts.self_attn, parts.mlp
+    torch.manual_seed(seed)
+    head = Eagle3Head(_eagle3_shape(model, states, ids), _frequencies(model))
+    head.fusion.zero_()
+    head.fusion[:, -size:].copy_(torch.eye(size))
+    layer: Any = head.layers[0]
+    layer.qkv[:, size:].copy_(torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]))
+    layer.out.copy_(attention.o_proj.weight)
+    layer.gate_up.copy_(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+    layer.down.copy_(mlp.down_proj.weight)
+    layer.norm_before.copy_(parts.input_layernorm.weight)
+    layer.norm_after.copy_(parts.post_attention_layernorm.weight)
+    head.norm.copy_(model.base_model.norm.weight)
+    head.output.copy_(model.get_output_embeddings().weight[ids])
+    head.output.requires_grad_(False)
+    return head
+
+
+@torch.no_grad()
+def eagle3_of_eagle(
+    eagle: EagleHead, model: PreTrainedModel, states: int, ids: Tensor, embedded: Tensor, hidden: Tensor, seed: int
+) -> Eagle3Head:
+    """An EAGLE-3 head that begins with what a trained EAGLE head knows.
+
+    The last of ``states`` must be the output of the last layer.
+
+    Its conventions (EAGLE 3.1) make the states that are read and fed back those of ``eagle``. EAGLE's layer reads one
+    mixture of token and state; here its attention reads the same mixture, up to the size that EAGLE norms away, which
+    is measured on ``embedded`` and ``hidden`` [B, T, H], and its residual is the state alone: that part must be learnt.
+    """
+    shape = replace(_eagle3_shape(model, states, ids), fusion_norm="each", norm_before_residual=True, norm_output=True)
+    torch.manual_seed(seed)
+    head, size = Eagle3Head(shape, _frequencies(model)), shape.hidden
+    head.fusion.zero_()
+    head.fusion[:, -size:].copy_(torch.eye(size))
+    assert head.fusion_norm is not None
+    head.fusion_norm[-1].copy_(model.base_model.norm.weight)
+    pair = [_unit(embedded, shape.eps) * eagle.token_norm, _unit(hidden, shape.eps) * eagle.hidden_norm]
+    mixed = torch.cat(pair, dim=-1).float() @ eagle.enter.T
+    scale = float(mixed.square().mean(-1).sqrt().median())
+    head.token_norm.copy_(eagle.token_norm)
+    [layer] = head.stack()
+    layer.norm_before.copy_(eagle.hidden_norm)
+    layer.qkv.copy_((eagle.qkv * eagle.norm_before) @ eagle.enter / scale)
+    for name in ("norm_after", "out", "gate_up", "down"):
+        getattr(layer, name).copy_(getattr(eagle, name))
+    head.norm.copy_(eagle.norm)
+    head.output.copy_(model.get_output_embeddings().weight[ids])
+    head.output.requires_grad_(False)
+    return head
+
+
+def _unit(x: Tensor, eps: float) -> Tensor:
+    return x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+
+
+def _eagle3_shape(model: PreTrainedModel, states: int, ids: Tensor) -> Eagle3Shape:
+    config, attention = model.config, _last_layer(model).self_attn
+    return Eagle3Shape(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_attention_heads,
+        heads_kv=config.num_key_value_heads,
+        head_dim=attention.head_dim,
+        eps=config.rms_norm_eps,
+        states=states,
+        state_size=config.hidden_size,
+        vocabulary=len(ids),
+    )
+
+
+def _frequencies(model: PreTrainedModel) -> Tensor:
+    size: int = _last_layer(model).self_attn.head_dim
+    base: float = model.config.rope_parameters["rope_theta"]
+    return 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from specdec.decoder import Cells
 from specdec.interfaces import Backend
 from specdec.progress import Progress
 from specdec_plugins.heads.corpus import Corpus
+from specdec_plugins.heads.eagle3_head import Eagle3Head
 from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.medusa_heads import MedusaHeads
 
@@ -29,23 +30,35 @@ FADE = 0.8
 WARM_UP = 100
 """Steps over which the learning rate rises; at most a tenth of all steps."""
 
-Head = EagleHead | MedusaHeads
+SAVED = 25
+"""Batches between two checkpoints: what an interruption loses at most."""
+
+Head = EagleHead | Eagle3Head | MedusaHeads
 
 
-def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
-    """Yields the head's hidden states [B, T, H] after 0, 1 … steps - 1 tokens with its own estimates as input.
+def final(hidden: Tensor) -> Tensor:
+    """Of a text's states, [B, T, H] or [B, T, n + 1, H], those that the target's head reads."""
+    return hidden if hidden.dim() == 3 else hidden[:, :, -1]
 
-    ``embedded`` [B, T, H] are the embeddings of tokens t + 1, ``hidden`` [B, T, H] the target's states of tokens t.
-    After r such tokens, index j uses the target's states up to j - r and its own r estimates after that, as in
-    drafting (training-time test, EAGLE-3, Li et al. 2503.01840, figure 5).
+
+def unrolled_eagle(
+    head: EagleHead | Eagle3Head, ops: Backend, embedded: Tensor, hidden: Tensor, steps: int
+) -> Iterator[Tensor]:
+    """Yields the head's own states [B, T, H] after 0, 1 … steps - 1 tokens with its own estimates as input.
+
+    ``embedded`` [B, T, H] are the embeddings of tokens t + 1, ``hidden`` the target's states of tokens t, [B, T, H], or
+    [B, T, n, H] for EAGLE-3. After r such tokens, index j uses the target's states up to j - r and its own r estimates
+    after that, as in drafting (training-time test, EAGLE-3, Li et al. 2503.01840, figure 5).
     """
-    batch, length, _ = hidden.shape
+    batch, length = embedded.shape[:2]
     shape = head.shape
+    step = _entering(head, ops)
+    if isinstance(head, Eagle3Head):
+        hidden = head.fused(ops, hidden, head.weights(ops))
     index = torch.arange(length, device=hidden.device)
     turn = head.turn(index[None], hidden.dtype)
     empty = hidden.new_zeros(batch, shape.heads_kv, length, shape.head_dim)
     keys = values = empty[:, :, :0]
-    weights = head.weights(ops)
     for fed in range(steps):
         # New tensors, because backward needs the tensors of earlier steps unchanged.
         keys, values = torch.cat([keys, empty], dim=2), torch.cat([values, empty], dim=2)
@@ -54,9 +67,18 @@ def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tens
         sees = torch.cat(blocks, dim=1)
         mask = hidden.new_zeros(sees.shape).masked_fill_(~sees, float("-inf"))[None, None].expand(batch, 1, -1, -1)
         cells = (index + fed * length).expand(batch, -1)
-        state = head(ops, embedded, hidden, turn, Cells(keys, values, cells, mask), weights)
+        state = step(embedded, hidden, turn, Cells(keys, values, cells, mask))
         yield state
         hidden = torch.cat([hidden[:, :1], state[:, :-1]], dim=1)
+
+
+def _entering(head: EagleHead | Eagle3Head, ops: Backend) -> Callable[..., Tensor]:
+    """One step of either head, of embeddings, states, rotary and cells."""
+    if isinstance(head, EagleHead):
+        weights = head.weights(ops)
+        return lambda embedded, hidden, turn, at: head(ops, embedded, hidden, turn, at, weights)
+    read = head.weights(ops)
+    return lambda embedded, hidden, turn, at: head(ops, embedded, hidden, turn, [at], read)
 
 
 def unrolled_medusa(heads: MedusaHeads, ops: Backend, embedded: Tensor, hidden: Tensor) -> Iterator[Tensor]:
@@ -79,6 +101,10 @@ class Reader:
     def logits(self, state: Tensor) -> Tensor:
         """Logits [..., D] of estimated states [..., H]."""
         return F.linear(state, self.rows)
+
+    def read(self, head: Head, ops: Backend, state: Tensor) -> Tensor:
+        """Logits [..., D] of a head's own states [..., H]: EAGLE-3 has a head for them, others share the target's."""
+        return head.logits(ops, state, head.weights(ops)) if isinstance(head, Eagle3Head) else self.logits(state)
 
 
 def frequent(tokens: Tensor, size: int) -> Tensor:
@@ -108,18 +134,20 @@ def loss_of(
 ) -> Tensor:
     """Cross-entropy to ``labels``, averaged over answers' tokens, summed over unrolled steps with weights FADE**r."""
     counts = counted(answer, steps)
-    wanted = labels(reader, hidden[:, 1:][counts])
+    wanted = labels(reader, final(hidden)[:, 1:][counts])
     total = hidden.new_zeros((), dtype=torch.float32)
     for fed, state in enumerate(unrolled(head, ops, embedded, hidden[:, :-1], steps)):
-        total = total + FADE**fed * F.cross_entropy(reader.logits(state[counts]).float(), wanted)
+        total = total + FADE**fed * F.cross_entropy(reader.read(head, ops, state[counts]).float(), wanted)
     return total
 
 
 def unrolled(head: Head, ops: Backend, embedded: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
     """States for 1 … ``steps`` tokens ahead, for either kind of head."""
+    if isinstance(head, Eagle3Head):
+        return unrolled_eagle(head, ops, embedded, hidden[:, :, :-1], steps)
     if isinstance(head, EagleHead):
-        return unrolled_eagle(head, ops, embedded, hidden, steps)
-    return unrolled_medusa(head, ops, embedded, hidden)
+        return unrolled_eagle(head, ops, embedded, final(hidden), steps)
+    return unrolled_medusa(head, ops, embedded, final(hidden))
 
 
 @torch.inference_mode()
@@ -133,11 +161,11 @@ def judge(
     for pick in torch.arange(len(corpus.tokens)).split(batch):
         some = corpus.rows(pick)
         tokens, hidden = some.tokens.to(embed.device), some.hidden.to(embed)
-        wanted = F.linear(hidden[:, 1:], reader.whole).argmax(dim=-1)
+        wanted = F.linear(final(hidden)[:, 1:], reader.whole).argmax(dim=-1)
         run = counts = counted(some.answer.to(embed.device), steps)
         embedded = F.embedding(tokens[:, 1:], embed)
         for fed, state in enumerate(unrolled(head, ops, embedded, hidden[:, :-1], steps)):
-            right = reader.ids[reader.logits(state).argmax(dim=-1)] == wanted
+            right = reader.ids[reader.read(head, ops, state).argmax(dim=-1)] == wanted
             before = torch.cat([torch.zeros_like(run[:, :1]), run[:, :-1]], dim=1) & counts if fed else run
             tried[fed] += before.sum().cpu()
             run = before & right
@@ -170,24 +198,25 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train a head and return its log, one entry an epoch. In place: the head gets its best weights on held-out text.
 
-    ``folder`` receives a checkpoint with the log after every epoch; training continues from a checkpoint found there.
+    ``folder`` receives a checkpoint after every SAVED batches and every epoch; training continues from the one found
+    there, and ends with the same weights as without the interruption.
     It stops early after ``patience`` epochs in a row without improvement. All random numbers come from ``seed``.
     """
     training, held_out = corpus.split(HELD_OUT)
     optimizers = _optimizers(head, rate)
     per_epoch = math.ceil(len(training.tokens) / batch)
     total = epochs * per_epoch
-    warm = min(WARM_UP, total / 10)
     folder.mkdir(parents=True, exist_ok=True)
-    best, log, first = _resumed(folder, head, optimizers)
+    best, log, losses = _resumed(folder, head, optimizers)
     depth = head.count if isinstance(head, MedusaHeads) else max(4, steps)
-    for epoch in range(first, epochs):
-        start, losses = time.perf_counter(), []
+    for epoch in range(len(log), epochs):
+        start = time.perf_counter()
         order = torch.randperm(len(training.tokens), generator=torch.Generator().manual_seed(seed + epoch))
         progress = Progress(per_epoch, "batches", f"epoch {epoch + 1}/{epochs}")
         for number, pick in enumerate(order.split(batch)):
-            done = (epoch * per_epoch + number) / total
-            pace = min(1.0, (done * total + 1) / warm) * 0.5 * (1 + math.cos(math.pi * done))
+            if number < len(losses):
+                continue  # before an interruption
+            pace = _pace(epoch * per_epoch + number, total)
             some = training.rows(pick)
             embedded = F.embedding(some.tokens[:, 1:].to(embed.device), embed)
             loss = loss_of(head, ops, reader, embedded, some.hidden.to(embed), some.answer.to(embed.device), steps)
@@ -195,6 +224,8 @@ def train(
             _descend(head, optimizers, rate * pace)
             losses.append(float(loss.detach()))
             progress.step()
+            if len(losses) % SAVED == 0:
+                _checkpoint(folder, head, optimizers, best, log, losses)
         progress.close()
         found = judge(head, ops, reader, embed, held_out, depth)
         mean = round(sum(losses) / len(losses), 4)
@@ -203,11 +234,18 @@ def train(
         lengths = [line["acceptance_length"] for line in log]
         if lengths[-1] == max(lengths):
             best = _copied(head)
-        _checkpoint(folder, head, optimizers, best, log)
+        losses = []
+        _checkpoint(folder, head, optimizers, best, log, losses)
         if len(lengths) - lengths.index(max(lengths)) > patience:
             break
     head.load_state_dict(best)
     return log
+
+
+def _pace(step: int, total: int) -> float:
+    """The share of the learning rate in a step: it rises in the warm-up, and falls to 0 as a cosine."""
+    warm, done = min(WARM_UP, total / 10), step / total
+    return min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 _Weights = dict[str, Tensor]
@@ -215,8 +253,9 @@ _Weights = dict[str, Tensor]
 
 def _optimizers(head: Head, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for everything else."""
-    matrices = [p for p in head.parameters() if p.dim() == 2]
-    rest = [p for p in head.parameters() if p.dim() != 2]
+    learning = [p for p in head.parameters() if p.requires_grad]
+    matrices = [p for p in learning if p.dim() == 2]
+    rest = [p for p in learning if p.dim() != 2]
     return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(rest, lr=rate, weight_decay=0.0),
@@ -238,28 +277,36 @@ def _copied(head: Head) -> _Weights:
 
 
 def _checkpoint(
-    folder: Path, head: Head, optimizers: Sequence[torch.optim.Optimizer], best: _Weights, log: list[dict[str, Any]]
+    folder: Path,
+    head: Head,
+    optimizers: Sequence[torch.optim.Optimizer],
+    best: _Weights,
+    log: list[dict[str, Any]],
+    losses: list[float],
 ) -> None:
-    """Save everything that training needs to continue after the last epoch of ``log``."""
+    """Save all that training needs to continue after the epochs of ``log`` and the batches with these losses."""
     state = {
         "head": head.state_dict(),
         "best": best,
         "log": json.dumps(log),
-        "epoch": len(log),
+        "losses": losses,
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
     }
-    torch.save(state, folder / CHECKPOINT)
+    partial = folder / f"{CHECKPOINT}.partial"
+    torch.save(state, partial)
+    partial.replace(folder / CHECKPOINT)  # a machine that stops here leaves the one before
 
 
 def _resumed(
     folder: Path, head: Head, optimizers: Sequence[torch.optim.Optimizer]
-) -> tuple[_Weights, list[dict[str, Any]], int]:
-    """The best weights, the log and the next epoch, from the folder's checkpoint (loaded in place) if there is one."""
+) -> tuple[_Weights, list[dict[str, Any]], list[float]]:
+    """The best weights, the log and the losses of the epoch that was begun, from the folder's checkpoint, which is
+    loaded in place; those of the beginning if there is none."""
     saved = folder / CHECKPOINT
     if not saved.exists():
-        return _copied(head), [], 0
+        return _copied(head), [], []
     state = torch.load(saved, weights_only=True)
     head.load_state_dict(state["head"])
     for optimizer, saved_state in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved_state)
-    return state["best"], json.loads(state["log"]), state["epoch"]
+    return state["best"], json.loads(state["log"]), state["losses"]
