@@ -16,6 +16,8 @@ from benchsuite.tests.plugins.eagle3_heads import SHAPE, SHAPES, head_of
 from specdec_plugins.heads import __main__ as command
 from specdec_plugins.heads.eagle3_head import Eagle3Head
 from specdec_plugins.heads.exported import export_eagle3
+from specdec_plugins.published import read_published
+from specdec_plugins.published.reading import TargetSizes
 
 IDS = torch.tensor([0, 2, 3, 7, 8, 9, 20, 30, 31, 40, 57])
 
@@ -73,6 +75,21 @@ def test_the_config_names_layers_by_their_input_and_every_convention(tmp_path: P
     assert (layer["model_type"], layer["num_hidden_layers"], layer["head_dim"]) == ("qwen3", 2, 6)
     method = config["speculators_config"]["proposal_methods"][0]
     assert (method["proposal_type"], method["speculative_tokens"]) == ("greedy", 3)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_written_is_read_again_bit_for_bit_by_its_own_settings_alone(name: str, tmp_path: Path) -> None:
+    head = head_of(replace(SHAPES[name], state_size=16)).float()
+    config, _ = exported(head, tmp_path)
+    sizes = TargetSizes(16, config["transformer_layer_config"]["vocab_size"], 6)
+    published = read_published(tmp_path, sizes)
+    assert (published.form, published.dialect, published.reading.layers) == ("eagle3", "speculators", (0, 2, 4))
+    assert published.head.ids.tolist() == IDS.tolist()
+    network = published.head.network
+    assert network.shape == head.shape
+    for (one, found), (other, written) in zip(network.named_parameters(), head.named_parameters(), strict=True):
+        assert one == other
+        assert torch.equal(found.bfloat16(), written.bfloat16()), one
 
 
 @pytest.mark.slow
