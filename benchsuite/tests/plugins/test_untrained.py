@@ -16,7 +16,7 @@ from specdec import Context, Draft, Request, Verdict, Window
 from specdec.runtime import Eager
 from specdec_kernels.reference import Reference
 from specdec_plugins.drafts.eagle_lite import EagleLite
-from specdec_plugins.drafts.medusa import Medusa, Untrained
+from specdec_plugins.drafts.medusa import Medusa, untrained
 from specdec_plugins.growth import STEP
 from specdec_plugins.reduced import Reduced
 
@@ -224,10 +224,11 @@ def test_logits_are_divided_before_they_are_cut(order: tuple[float, ...]) -> Non
 def test_a_tree_of_heads_takes_each_depth_from_its_own_head(room: int) -> None:
     """Beam 2 and three heads: two nodes, then twice four, of which two are expanded; the likeliest are proposed."""
     env = _env(torch.randn(6, 4, generator=torch.Generator().manual_seed(5)))
-    draft, heads, reduced = Medusa(env, 3, "random", beam=2), Untrained(env, 3, "random"), Reduced(env, torch.arange(6))
+    draft, heads, reduced = Medusa(env, 3, "random", beam=2), untrained(env, 3, "random"), Reduced(env, torch.arange(6))
     hidden = torch.tensor([[[0.7, -1.2, 0.4, 2.0]]])
     draft.admit(0, _request(), (1, 2))
     draft.prefilled(0, torch.zeros(1, 1), 0, hidden)
+    assert heads.rows is not None
     reduced.read_with(heads.rows)
     chances = reduced.logits(heads(hidden[0]))[0].log_softmax(dim=-1).tolist()
     nodes: list[tuple[tuple[int, ...], float]] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
 from specdec.errors import unknown
@@ -15,65 +15,81 @@ from specdec.interfaces import DraftFactory, Env
 from specdec.request import SamplingParams
 from specdec.runtime import addresses
 from specdec.sharding import whole_weight
+from specdec_plugins import published
 from specdec_plugins.chain import Chain
 from specdec_plugins.growth import Growth
 from specdec_plugins.heads import files
+from specdec_plugins.heads.medusa_heads import MedusaBlocks
+from specdec_plugins.published.reading import Published, Reading, TargetSizes
 from specdec_plugins.reduced import Reduced
 
 INITS = ("tie", "copy", "random")
 
 
-class Untrained(nn.Module):
+def untrained(env: Env, count: int, init: str) -> MedusaBlocks:
     """Heads without training: h + silu(W h), read by the target's head or by a matrix like it.
 
     ``tie`` shares the target's head and ``copy`` owns a copy of it, both with W = 0, so that every head gives the
     target's logits for the pending token; ``random`` draws W and the head from the seed.
     """
+    output: Tensor = whole_weight(env.target.model.get_output_embeddings())
+    size = output.shape[1]
+    generator = torch.Generator().manual_seed(env.seed)
 
-    def __init__(self, env: Env, count: int, init: str) -> None:
-        super().__init__()
-        output: Tensor = whole_weight(env.target.model.get_output_embeddings())
-        size = output.shape[1]
-        generator = torch.Generator().manual_seed(env.seed)
+    def drawn(*shape: int) -> Tensor:
+        return (torch.randn(*shape, generator=generator) / math.sqrt(size)).to(output.device, output.dtype)
 
-        def drawn(*shape: int) -> Tensor:
-            return (torch.randn(*shape, generator=generator) / math.sqrt(size)).to(output.device, output.dtype)
+    blocks = drawn(count, 1, size, size) if init == "random" else output.new_zeros(count, 1, size, size)
+    rows = None if init == "tie" else drawn(*output.shape) if init == "random" else output.detach().clone()
+    return MedusaBlocks(blocks, None, rows, None)
 
-        self.blocks = drawn(count, size, size) if init == "random" else output.new_zeros(count, size, size)
-        self.rows = drawn(*output.shape) if init == "random" else output.detach().clone() if init == "copy" else output
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states [B, N, H] of all heads from the target's [B, H]."""
-        states: Tensor = hidden[:, None] + nn.functional.silu(torch.einsum("nij,bj->bni", self.blocks, hidden))
-        return states
+class EachRows(Reduced):
+    """Rows [N, D, H] of N heads, of which those of head n read the states of head n."""
+
+    def __init__(self, env: Env, ids: Tensor, rows: Tensor) -> None:
+        super().__init__(env, ids)
+        self.read_with(rows[0])
+        self._others: list[Reduced] = []
+        for part in rows[1:]:
+            self._others.append(Reduced(env, ids))
+            self._others[-1].read_with(part)
+        self.weight_bytes = rows.nbytes
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Logits float32 [B, n, D] of the states [B, n, H] of the first n heads."""
+        others = zip(self._others, state.unbind(dim=-2)[1:], strict=False)
+        return torch.stack([super().logits(state[..., 0, :]), *(one.logits(part) for one, part in others)], dim=-2)
 
 
 class Medusa(Draft):
     """N heads predict tokens t + 2 … t + N + 1 from hidden state t, all at once (Cai et al. 2401.10774).
 
     ``head_init`` selects untrained heads (tie, copy, random: almost never accepted) or trained heads (``trained``:
-    shipped for the embedded target; or a file), which also see the pending token. Proposals are at most N tokens
-    deep. With ``beam`` above 1, the likeliest paths of the heads' Cartesian product form a tree of K nodes; each step
-    computes a new sparse pattern from the heads' probabilities.
+    shipped for the embedded target; or a file), which also see the pending token; ``head`` reads heads that others
+    published, which do not. Proposals are at most N tokens deep. With ``beam`` above 1, the likeliest paths of the
+    heads' Cartesian product form a tree of K nodes; each step computes a new sparse pattern from the heads'
+    probabilities.
 
     Source: Medusa, Cai et al. 2401.10774, sections 2.1 and 2.3; the token as input, Hydra, Ankner et al. 2402.05109.
 
     Example: ``medusa(num_heads=4, head_init=tie)``
     """
 
-    needs_hidden = True
-
     def __init__(
         self,
         env: Env,
-        num_heads: Annotated[int, "number of heads, and so the largest depth"] = 4,
+        num_heads: Annotated[int | None, "number of heads, and so the largest depth; default: a file's, else 4"] = None,
         head_init: Annotated[str, "tie, copy, random; trained: the shipped heads; or a file of heads"] = "tie",
         temperature: Annotated[float, "divides the heads' logits before the request's own temperature"] = 1.0,
         top_p: Annotated[float, "a head draws only from its likeliest tokens up to this mass; 1 is off"] = 1.0,
         beam: Annotated[int, "likeliest tokens of a head that are combined; 1 is a chain, more a tree"] = 1,
         least: Annotated[float, "smallest probability, by the heads, of a tree's node"] = 0.0,
+        head: Annotated[str, "folder or file of published heads, in place of head_init"] = "",
+        final: Annotated[str, "published: the target's states before or after its last norm; default: after"] = "",
+        pickle: Annotated[bool, "published: read a pickle, its weights alone"] = False,
     ) -> None:
-        if num_heads < 1 or beam < 1 or not 0 <= least < 1:
+        if (num_heads is not None and num_heads < 1) or beam < 1 or not 0 <= least < 1:
             raise SpecdecError(
                 f"medusa was given num_heads={num_heads}, beam={beam}, least={least}; expected num_heads and beam "
                 "1 or more, least from 0 to below 1"
@@ -82,23 +98,31 @@ class Medusa(Draft):
         self._ops, self._embed = env.ops, env.target.model.get_input_embeddings()
         self._temperature, self._top_p, self._beam, self._least = temperature, top_p, beam, least
         self.branches = beam > 1
-        if head_init in INITS:
-            self._untrained: Untrained | None = Untrained(env, num_heads, head_init)
-            self._reduced = Reduced(env, torch.arange(env.target.vocabulary, device=env.target.device))
-            self._reduced.read_with(self._untrained.rows)
-            self._count = num_heads
+        self._alone: MedusaBlocks | None = None
+        before = False
+        if head:
+            found = _published(env, head, Reading.of(final=final), pickle)
+            self._alone, before = found.head, found.reading.final == "before"
+            most = len(self._alone.blocks)
+        elif head_init in INITS:
+            most = num_heads or 4
+            self._alone = untrained(env, most, head_init)
         elif head_init == "trained" or head_init.endswith(".safetensors"):
-            self._untrained = None
             self._heads, ids = files.load_medusa(head_init, env.target)
-            if num_heads > self._heads.count:
-                raise SpecdecError(f"num_heads is {num_heads}; {head_init!r} has {self._heads.count}")
-            self._reduced, self._count = Reduced(env, ids), num_heads
+            self._reduced, most = Reduced(env, ids), self._heads.count
             self._weights = self._heads.weights(env.ops)
-            self.small_ops = True  # the products are the backend's, while untrained heads multiply in torch
+            self.small_ops = True  # the products are the backend's, while those of heads alone are torch's
         else:
             raise unknown("head_init", head_init, (*INITS, "trained"), "Or name a .safetensors file of heads.")
-        heads = [self._untrained.blocks] if self._untrained else list(self._heads.parameters())
-        self.weight_bytes = sum(weight.nbytes for weight in heads) + self._reduced.weight_bytes
+        if num_heads is not None and num_heads > most:
+            raise SpecdecError(f"num_heads is {num_heads}; {head or head_init!r} has {most}")
+        self.needs_hidden, self.hidden_layers = not before, (len(env.target.layers) - 1,) if before else ()
+        self._count = num_heads or most
+        if self._alone is not None:
+            self._reduced = _rows_of(env, self._alone)
+        weights = self._heads.named_parameters() if self._alone is None else self._alone.named_parameters()
+        own = sum(weight.nbytes for name, weight in weights if name != "rows")
+        self.weight_bytes = own + self._reduced.weight_bytes
         self._forwards, self._runtime = 0, env.runtime
         size = self._embed.weight.shape[1]
         self._hidden = torch.zeros(env.max_rows, size, dtype=env.target.dtype, device=env.target.device)
@@ -117,7 +141,7 @@ class Medusa(Draft):
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
         """Store the last hidden state of a chunk of the prompt."""
-        self._hidden[row] = hidden[0, -1]
+        self._hidden[row] = hidden[0, -1].flatten()
 
     def propose(self, context: Context) -> Window:
         """Run all heads at once; propose a chain of their choices, or the likeliest paths of their product."""
@@ -127,10 +151,10 @@ class Medusa(Draft):
 
     def _drafted(self, context: Context, most: int) -> Window:
         k, hidden = min(most, self._count), self._hidden[: context.rows]
-        if self._untrained is None:
+        if self._alone is None:
             states = self._heads(self._ops, self._embed(context.pending), hidden, self._weights)
         else:
-            states = self._untrained(hidden)
+            states = self._alone(hidden)
         if self.branches:
             distribution = self._reduced.distribution(context, states[:, :k], torch.arange(k, device=states.device))
             growth = Growth(distribution[:, 0], self._reduced.ids, self._beam)
@@ -159,11 +183,35 @@ class Medusa(Draft):
         self._runtime.steps(kind).part(self._stored, verdict, hidden)
 
     def _stored(self, verdict: Verdict, hidden: Tensor) -> None:
-        self._hidden[: len(verdict.next)] = verdict.last(hidden)
+        self._hidden[: len(verdict.next)] = verdict.last(hidden).flatten(1)
 
     def info(self) -> Mapping[str, int]:
         """Forwards of all heads at once, one for each window."""
         return {"draft_forwards": self._forwards}
+
+
+def _published(env: Env, path: str, reading: Reading, pickle: bool) -> Published[MedusaBlocks]:
+    """Heads that others published, on the target's device and in its dtype."""
+    found = published.read_published(path, TargetSizes.of(env.target), reading, pickle)
+    if found.form != "medusa":
+        raise SpecdecError(f"{path} is a head of the form {found.form}; expected medusa: build {found.form}(head=…)")
+    found.head.place(env.target.device, env.target.dtype)
+    return found
+
+
+def _rows_of(env: Env, heads: MedusaBlocks) -> Reduced:
+    """What reads tokens from the results of heads over the hidden state alone."""
+    target, ids = env.target, heads.ids
+    rows: Tensor = whole_weight(target.model.get_output_embeddings()) if heads.rows is None else heads.rows
+    if ids is None:
+        ids = torch.arange(target.vocabulary, device=target.device)
+    elif heads.rows is None:
+        rows = rows[ids]
+    if rows.dim() == 3:
+        return EachRows(env, ids, rows)
+    reduced = Reduced(env, ids)
+    reduced.read_with(rows)
+    return reduced
 
 
 @hookimpl

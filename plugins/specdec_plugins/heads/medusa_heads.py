@@ -49,3 +49,37 @@ class MedusaHeads(nn.Module):
     def describe(self) -> dict[str, float | int]:
         """The sizes as plain numbers, for a file's header."""
         return {"hidden": self.hidden, "wide": self.wide, "count": self.count, "eps": self.eps}
+
+
+class MedusaBlocks(nn.Module):
+    """Heads of residual blocks over the hidden state alone, as Medusa has them: h + silu(W h + b), block after block.
+
+    (Cai et al. 2401.10774, section 2.1.1.) ``blocks`` [N, L, H, H] and ``bias`` [N, L, H] (None: no bias) are the L
+    blocks of N heads. ``rows`` [N, D, H], or [D, H] for all heads, read tokens from their results (None: the target's
+    own rows), and ``ids`` int64 [D] are the target's ids of these (None: all of its tokens).
+
+    Example: ``MedusaBlocks(torch.zeros(4, 1, 576, 576), None, None, None)`` gives the hidden state itself, four times
+    """
+
+    def __init__(self, blocks: Tensor, bias: Tensor | None, rows: Tensor | None, ids: Tensor | None) -> None:
+        super().__init__()
+        self.blocks = nn.Parameter(blocks, requires_grad=False)
+        self.bias, self.rows = (
+            None if weight is None else nn.Parameter(weight, requires_grad=False) for weight in (bias, rows)
+        )
+        self.ids: Tensor | None
+        self.register_buffer("ids", ids)
+
+    def place(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move it to a device and a dtype."""
+        for name, weight in [*self.named_parameters()]:
+            setattr(self, name, nn.Parameter(weight.detach().to(device, dtype), requires_grad=False))
+        self.ids = None if self.ids is None else self.ids.to(device)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [B, N, H] of all heads from the target's [B, H]."""
+        states = hidden[:, None].expand(-1, len(self.blocks), -1)
+        for index in range(self.blocks.shape[1]):
+            wide = torch.einsum("nij,bnj->bni", self.blocks[:, index], states)
+            states = states + nn.functional.silu(wide if self.bias is None else wide + self.bias[:, index])
+        return states
