@@ -43,6 +43,7 @@ from benchsuite.workshop.machines.feedback_heads import (
 from benchsuite.workshop.machines.joined_drafts import BRIEF, Behind, Listed, hybrid_maker
 from benchsuite.workshop.machines.keyed_runs import chance_of_tokens, keyed_tokens
 from benchsuite.workshop.machines.processed import slots_beside_transformers
+from benchsuite.workshop.machines.random_module import modules_propose_by_their_formula
 from benchsuite.workshop.machines.renamed import shuffled_draft
 from benchsuite.workshop.machines.uneven_runs import rows_of_their_own
 from benchsuite.workshop.museum.states import given_states
@@ -280,6 +281,7 @@ def drafting() -> None:
         )
         engine.run(tiny.requests(GREEDY, 5))
         assert min(least) >= 3, f"of three proposals of the target itself {min(least)} are kept beside a lookup's"
+    modules_propose_by_their_formula()
     _certify(conformance.draft("draft_model", sampled=True), "q_is_the_distribution|follows_from_the_text")
     _certify(conformance.draft("shuffled", sampled=True, factory=shuffled_draft), "follows_from_the_text")
     _certify(conformance.draft("medusa(head_init=random)", sampled=True, hidden=True), "follows_from_the_text")

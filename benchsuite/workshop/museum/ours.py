@@ -552,6 +552,12 @@ OURS = (
     ),
     mutant(
         "ours",
+        "a module of MiMo's is joined as others are: the embedding before the state",
+        "drafting",
+        ("specdec_plugins.heads.mtp_head:MtpEntry.forward", "pair[::-1] if self.state_first else pair", "pair"),
+    ),
+    mutant(
+        "ours",
         "the last accepted slot's state is that of a rejected one",
         "states",
         (

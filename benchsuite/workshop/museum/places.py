@@ -7,6 +7,7 @@ REFERENCE = "specdec_kernels.reference:Reference"
 COMMIT = "specdec.arena:Arena.commit"
 DRAFT_MODEL = "specdec_plugins.drafts.draft_model:DraftModel"
 JOINING = "specdec_plugins.joining:"
+MODULE = "specdec_plugins.drafts.mtp:MtpSteps"
 JUDGE, COMMITTED, EXTEND, STEP = (f"specdec.engine:Engine.{part}" for part in ("_judge", "_commit", "_extend", "step"))
 PROCESS = "context.process(logits, window)"
 GIVEN = f"given = logits.float() if self.policy.raw else {PROCESS}"

@@ -12,6 +12,7 @@ from benchsuite.workshop.museum.places import (
     GIVEN,
     JUDGE,
     KEPT,
+    MODULE,
     PACK,
     POSITION,
     PROCESS,
@@ -333,6 +334,19 @@ SHIPPED = (
         "logprobs are wrong with speculation: all of a window are those of its first slot",
         "logprobs",
         (PACK, "verdict.path.clamp(min=0)", "(verdict.path * 0)"),
+    ),
+    mutant(
+        "vllm#45895, ROCm/ATOM#1764",
+        "a module for multi-token prediction goes on from its states before its last norm",
+        "drafting",
+        (f"{MODULE}.step", "state if self._before else self._base.last(state)", "state"),
+        (f"{MODULE}.logits", "self._base.last(feature) if self._before else feature", "self._base.last(feature)"),
+    ),
+    mutant(
+        "LightLLM#1402",
+        "a module for multi-token prediction reads the target's states before its last norm",
+        "drafting",
+        ("specdec_plugins.published.mtp:read", 'reading.final, [("after", rule)]', 'reading.final, [("before", rule)]'),
     ),
     mutant(
         "mlx-vlm#2096",
