@@ -187,37 +187,43 @@ def examine_readings(
     tokens.
     Raises SpecdecError if the reading that was taken does not load.
     """
-    drafts, refused = _loaded(assembly, candidates, k)
-    taps = Taps.of([*drafts.values()])
+    taps, refused = _asked(assembly, candidates, k)
+    layers = sorted({layer for one in taps.values() for layer in one.layers})
+    everything = Taps(tuple(layers), final=any(one.final for one in taps.values()))
     params = SamplingParams(max_new_tokens=tokens, eos=eos)
     requests = [Request(number, tuple(prompt), params) for number, prompt in enumerate(prompts)]
-    texts, made = list[OwnText](), {candidate: list[Tokens]() for candidate in drafts}
+    texts, made = list[OwnText](), {candidate: list[Tokens]() for candidate in taps}
     for first in range(0, len(requests), rows):
-        fresh = own_texts(assembly, requests[first : first + rows], rows, taps)
+        fresh = own_texts(assembly, requests[first : first + rows], rows, everything)
         texts += fresh
-        for candidate, draft in drafts.items():
-            made[candidate] += proposed(draft, assembly.target, fresh, taps, k)
+        for candidate in taps:
+            # One reading at a time: each has all weights of the head.
+            made[candidate] += proposed(_draft(assembly, candidate, k), assembly.target, fresh, everything, k)
         found = _examination(texts, made, refused, k)
         if found.decided:
             break
     return found
 
 
-def _loaded(
+def _draft(assembly: Assembly, candidate: HeadReading, k: int) -> Draft:
+    draft = assembly.engine(candidate.draft, k=k).draft
+    assert draft is not None
+    return draft
+
+
+def _asked(
     assembly: Assembly, candidates: Sequence[HeadReading], k: int
-) -> tuple[dict[HeadReading, Draft], tuple[tuple[HeadReading, str], ...]]:
-    drafts, refused = dict[HeadReading, Draft](), list[tuple[HeadReading, str]]()
+) -> tuple[dict[HeadReading, Taps], tuple[tuple[HeadReading, str], ...]]:
+    """Which states each reading asks for, and the readings that do not load, with the reason."""
+    taps, refused = dict[HeadReading, Taps](), list[tuple[HeadReading, str]]()
     for candidate in candidates:
         try:
-            draft = assembly.engine(candidate.draft, k=k).draft
+            taps[candidate] = Taps.of([_draft(assembly, candidate, k)])
         except SpecdecError as error:
-            if not drafts:
+            if not taps:
                 raise
             refused.append((candidate, str(error)))
-        else:
-            assert draft is not None
-            drafts[candidate] = draft
-    return drafts, tuple(refused)
+    return taps, tuple(refused)
 
 
 def _examination(

@@ -8,9 +8,10 @@ that a state of another layer tells a head nothing.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -26,6 +27,22 @@ ONE = HIDDEN - 1
 """The place of a state that holds a constant, which opens gates."""
 
 CONSTANT, OPEN, SELF = 4.0, 5.0, 15.0
+LAYER = {
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": WIDE,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": HIDDEN // 4,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 1024,
+}
+"""The settings of a head's layer."""
+
 TAPPED = (1, 2, 3)
 """The layers whose outputs a head reads."""
 
@@ -54,6 +71,8 @@ def made_up_target(seed: int) -> PreTrainedModel:
     embeddings = model.get_input_embeddings().weight
     embeddings[:, TOKEN] = torch.randn(VOCABULARY, PART, generator=dice).sign()
     embeddings[:, ONE] = CONSTANT
+    # After its last norm the mean has other signs than before it; the head of the target does not read it.
+    model.base_model.norm.weight[MEAN] = torch.randn(PART, generator=dice).sign()
     first, *between, last = model.base_model.layers
     # Queries and keys are 0, so that every token of the text has the same weight.
     first.self_attn.v_proj.weight[:PART, TOKEN] = _rotation(dice)
@@ -88,12 +107,13 @@ class MadeUpHead:
 
     ``after``: it feeds its states back as they are after its norm; else it norms them first of all, so that both are
     one to it. ``own``: it has embeddings of its own, which are not the target's. ``tokens``: how many of the target's
-    it knows.
+    it knows, of which every ``stride``-th is one.
     """
 
     after: bool = False
     own: bool = False
     tokens: int = 256
+    stride: int = 1
 
     @torch.no_grad()
     def tensors(self, seed: int) -> dict[str, Tensor]:
@@ -118,7 +138,7 @@ class MadeUpHead:
             value[part, HIDDEN + part] = -1
         embeddings = table.clone()
         embeddings[:, places] = table[:, :PART]
-        ids = torch.arange(self.tokens) * (256 // self.tokens)
+        ids = torch.arange(self.tokens) * self.stride
         output = model.get_output_embeddings().weight
         return {
             "embed_tokens.weight": embeddings,
@@ -149,28 +169,72 @@ class MadeUpHead:
             "norm_before_residual": not self.after,
             "norm_output": self.after,
             "target_hidden_size": HIDDEN,
-            "transformer_layer_config": {
-                "model_type": "llama",
-                "vocab_size": VOCABULARY,
-                "hidden_size": HIDDEN,
-                "intermediate_size": WIDE,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 4,
-                "head_dim": HIDDEN // 4,
-                "hidden_act": "silu",
-                "rms_norm_eps": 1e-6,
-                "rope_theta": 10000.0,
-                "max_position_embeddings": 1024,
-            },
+            "transformer_layer_config": LAYER,
         }
 
-    def write(self, folder: Path, seed: int, **stated: Any) -> str:
-        """Write the head's files; ``stated`` are settings that take the place of the right ones. Returns the path."""
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({**self.config, **stated}))
-        save_file({name: one.contiguous() for name, one in self.tensors(seed).items()}, folder / "model.safetensors")
-        return str(folder)
+
+@dataclass(frozen=True)
+class MadeUpMtp:
+    """Conventions of a module for multi-token prediction in the form of speculators, which says nothing of them.
+
+    ``state_first``: the state comes before the embedding in its input. ``final`` and ``states``: whether it reads the
+    target's states, and its own, from before or after a last norm. Its own can be from before only if the target's are.
+    """
+
+    state_first: bool = False
+    final: Literal["before", "after"] = "after"
+    states: Literal["before", "after"] = "after"
+
+    @torch.no_grad()
+    def tensors(self, seed: int) -> dict[str, Tensor]:
+        """The tensors of a module of ``made_up_target(seed)``."""
+        model = made_up_target(seed)
+        last, table = model.base_model.layers[-1].mlp, model.get_input_embeddings().weight
+        signs = model.base_model.norm.weight
+        token, state = torch.zeros(HIDDEN, HIDDEN), torch.zeros(HIDDEN, HIDDEN)
+        size = float(table[0].square().mean().sqrt())
+        for part in (*range(PART), ONE):
+            token[part, part] = size
+        seen = signs if self.final == "after" else torch.ones(HIDDEN)
+        for part in range(PART, 2 * PART):
+            state[part, part] = 3 * seen[part]
+        # Its own state must show the mean as the target's does.
+        norm = torch.ones(HIDDEN) if (self.final, self.states) == ("before", "after") else signs
+        none = torch.zeros(HIDDEN, HIDDEN)
+        layer = {
+            "input_proj": torch.cat([state, token] if self.state_first else [token, state], dim=1),
+            "token_layernorm": torch.ones(HIDDEN),
+            "hidden_layernorm": torch.ones(HIDDEN),
+            "final_layernorm": norm.clone(),
+            "input_layernorm": torch.ones(HIDDEN),
+            "post_attention_layernorm": torch.ones(HIDDEN),
+            **{f"self_attn.{part}_proj": none.clone() for part in "qkvo"},
+            **{f"mlp.{part}_proj": getattr(last, f"{part}_proj").weight.clone() for part in ("gate", "up", "down")},
+        }
+        named = {f"mtp_layers.0.{name}.weight": one for name, one in layer.items()}
+        return {**named, "lm_head.weight": model.get_output_embeddings().weight.clone()}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config of the speculators form."""
+        return {
+            "architectures": ["MTPDraftModel"],
+            "speculators_model_type": "mtp",
+            "num_nextn_predict_layers": 1,
+            "transformer_layer_config": LAYER,
+        }
+
+
+def write_head(head: MadeUpHead | MadeUpMtp, seed: int, folder: Path, changed: Mapping[str, Any]) -> str:
+    """Write the files of a head of ``made_up_target(seed)``; ``changed`` settings and tensors take the place of the
+    right ones. Returns the folder's path."""
+    folder.mkdir(parents=True)
+    tensors, config = head.tensors(seed), head.config
+    for name, value in changed.items():
+        (tensors if isinstance(value, Tensor) else config)[name] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / "model.safetensors")
+    return str(folder)
 
 
 def _states(model: PreTrainedModel) -> Tensor:
