@@ -26,12 +26,12 @@ Tokens = npt.NDArray[np.int64]
 class OwnText:
     """A request, the target's greedy answer to it, and the target's states of all its tokens but the last.
 
-    ``states`` is [1, N, n, H], or [1, N, H] where no layer is tapped.
+    ``states`` is [1, N, n, H], or [1, N, H] where no layer is tapped; None where nothing is asked for.
     """
 
     request: Request
     answer: tuple[int, ...]
-    states: Tensor
+    states: Tensor | None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -85,7 +85,8 @@ def own_texts(assembly: Assembly, requests: Sequence[Request], rows: int, taps: 
         max_length=assembly.max_length,
     )
     done = engine.run(requests)
-    states = [torch.cat(listener.heard[request.id], dim=1) for request in requests]
+    heard = [listener.heard[request.id] for request in requests]
+    states = [torch.cat(seen, dim=1) if seen else None for seen in heard]
     return [OwnText(request, one.tokens, seen) for request, one, seen in zip(requests, done, states, strict=True)]
 
 
@@ -120,7 +121,7 @@ class _Batch:
     def __init__(self, draft: Draft, target: ArenaModel, texts: Sequence[OwnText], taps: Taps, k: int) -> None:
         self._draft, self._texts, self._k, self._ops = draft, texts, k, target.ops
         asked = Taps.of([draft])
-        self._states = [taps.part(text.states, asked) for text in texts]
+        self._states = [None if text.states is None else taps.part(text.states, asked) for text in texts]
         requests = [text.request for text in texts]
         self._request = torch.tensor([request.id for request in requests], device=target.device)
         # A row whose text has ended goes on as long as the others do.

@@ -36,6 +36,7 @@ def test_an_own_text_is_plain_decodings_with_the_states_of_the_unmodified_model(
         assert text.answer == build.plain(text.request)
         seen = model(torch.tensor([text.tokens[:-1]]), output_hidden_states=True, use_cache=False).hidden_states
         last = seen[-1]
+        assert text.states is not None
         assert text.states.shape == (1, len(text.tokens) - 1, 3, last.shape[-1])
         torch.testing.assert_close(text.states[:, :, 2], last, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(text.states[:, :, 0], seen[1], atol=1e-4, rtol=1e-4)

@@ -1,0 +1,91 @@
+"""What an examination is reported as: each verdict in words, the command and its JSON, and the kit's checks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchsuite import conformance
+from benchsuite.__main__ import benchsuite_main
+from benchsuite.conformance.claims import failures
+from benchsuite.doctor.examination import Examination, ExaminedReading, HeadReading, beside_taken
+from benchsuite.doctor.hits import Hits
+from benchsuite.report.examined import verdict_lines
+
+PROMPTS, PLACES = 24, 20
+
+
+def accepting(name: str, rate: float, later: float | None = None) -> ExaminedReading:
+    """Return a reading that accepts a share ``rate`` of first proposals, of later ones ``later``; by chance nothing."""
+    dice, k = np.random.default_rng(len(name)), 3
+    shares = np.array([rate, *[rate if later is None else later] * (k - 1)])
+    right = dice.random((PROMPTS, PLACES, k)) < shares
+    counted = np.arange(PLACES) <= PLACES - k
+    hits = tuple(Hits(one, counted) for one in right)
+    return ExaminedReading(
+        HeadReading(name, f"eagle3({name})"), hits, tuple(Hits(one & False, counted) for one in right)
+    )
+
+
+def examination(taken: ExaminedReading, *others: ExaminedReading) -> Examination:
+    beside = tuple(beside_taken(taken.hits, other, len(others)) for other in others)
+    return Examination(taken, beside, (), PROMPTS, PROMPTS * (PLACES - 2), PROMPTS * PLACES)
+
+
+def test_a_misreading_is_said_with_the_draft_to_take() -> None:
+    found = examination(accepting("taken", 0.05), accepting("order", 0.3), accepting("layers", 0.7))
+    [line] = verdict_lines(found)
+    assert line.startswith("read otherwise it accepts more: layers, ")
+    assert "eagle3(layers)" in line
+    assert "at most 1%" in line
+    assert found.decided
+
+
+def test_a_right_reading_is_said_with_the_text_it_took() -> None:
+    [line] = verdict_lines(examination(accepting("taken", 0.7), accepting("layers", 0.1)))
+    assert line.startswith(
+        "read rightly: none of 1 other readings accepts 0.05 proposals more at a place (24 prompts, "
+    )
+    assert "480 tokens" in line
+
+
+def test_a_reading_that_is_nearly_as_good_needs_more_text() -> None:
+    found = examination(accepting("taken", 0.5), accepting("layers", 0.53))
+    assert found.verdict == "cannot tell"
+    assert f"open is layers; about {found.needs:,.0f} tokens decide it" in verdict_lines(found)[0]
+    assert found.needs > found.tokens
+
+
+def test_a_head_that_accepts_nothing_in_any_reading_is_not_called_right() -> None:
+    found = examination(accepting("taken", 0.0), accepting("layers", 0.0))
+    assert found.verdict == "cannot tell"
+    assert "no more than chance" in verdict_lines(found)[0]
+
+
+def test_a_head_that_needs_the_targets_states_is_told_apart() -> None:
+    [_, line] = verdict_lines(examination(accepting("taken", 0.8, later=0.05)))
+    assert line.startswith("good with the target's states, bad with its own: position 2 accepts ")
+    assert len(verdict_lines(examination(accepting("taken", 0.8, later=0.6)))) == 1
+
+
+@pytest.mark.slow
+def test_the_command_examines_a_draft_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "head.json"
+    short = ["--target", "tiny", "--prompts", "12", "--max-new-tokens", "8", "--json", str(file)]
+    assert benchsuite_main(["head", "oracle(rate=1.0)", *short]) == 0
+    assert "read rightly: no other reading loads" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert (found["verdict"], found["prompts"], found["taken"]["length"]["share"]) == ("read rightly", 12, 3)
+    assert benchsuite_main(["head", "oracle", "--target", "tiny", "--k", "0"]) == 2
+
+
+@pytest.mark.slow
+def test_the_kit_passes_a_head_that_accepts_and_names_one_that_does_not() -> None:
+    good, bad = (conformance.head(text, target="tiny", prompts=12) for text in ("oracle(rate=1.0)", "garbage"))
+    assert not [*failures(good)]
+    [(name, text)] = failures(bad)
+    assert name == "test_it_accepts_more_than_chance"
+    assert "garbage drafts for tiny" in text
