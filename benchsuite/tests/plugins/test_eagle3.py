@@ -131,6 +131,20 @@ def test_the_head_changes_no_output_that_is_promised(
     assert engine.stats.counts["num_draft_tokens"] > 20
 
 
+@pytest.mark.slow
+def test_a_head_in_codes_reads_fewer_bytes_and_the_text_is_plain(assemble: Make, tmp_path: Path) -> None:
+    build, params = assemble("llama", max_rows=2), SamplingParams(max_new_tokens=12)
+    folder = eagle3_written(tmp_path / "head", TargetSizes.of(build.target), (0, 1), "one_norm")
+    read = list[int]()
+    for weights in ("float", "int8"):
+        engine = build.engine(f"eagle3(head={str(folder)!r}, weights={weights})", k=3)
+        done = engine.run(requests(params, count=3))
+        assert [one.tokens for one in done] == [build.plain(request) for request in requests(params, count=3)]
+        assert engine.draft is not None
+        read.append(engine.draft.weight_bytes)
+    assert read[1] < 0.8 * read[0], "a head in bfloat16 has two bytes a number, one in codes little more than one"
+
+
 def test_a_head_or_an_option_that_cannot_be_read_is_refused(assemble: Make, tmp_path: Path) -> None:
     build = assemble("llama")
     folder = eagle3_written(tmp_path / "head", TargetSizes.of(build.target), (0, 1), "one_norm")
@@ -138,6 +152,7 @@ def test_a_head_or_an_option_that_cannot_be_read_is_refused(assemble: Make, tmp_
         ("", r"needs a head: eagle3\(head="),
         ("head=nowhere", r"there is no head 'nowhere'"),
         (f"head={str(folder)!r}, beam=0", r"beam=0.*; expected beam and depth 1 or more"),
+        (f"head={str(folder)!r}, weights=int7", r"weights is 'int7'; expected float, int8 or int4"),
         (f"head={str(folder)!r}, ids=offsets", r"ids is 'offsets'; expected offset or id"),
         (
             f"head={str(folder)!r}, layers=0-1-1",

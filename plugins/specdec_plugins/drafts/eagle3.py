@@ -14,6 +14,7 @@ from specdec.interfaces import DraftFactory, Env
 from specdec_plugins import published
 from specdec_plugins.feedback import FeedbackDraft, FeedbackHead
 from specdec_plugins.heads.placed import placed
+from specdec_plugins.heads.rounding import bits_named, stored_bytes
 from specdec_plugins.published.eagle3 import FORM, Eagle3Parts
 from specdec_plugins.published.reading import Published, Reading, TargetSizes
 
@@ -24,12 +25,12 @@ class PublishedEagle3(FeedbackHead):
     ``weight_bytes`` count the fusion in each forward, though only one of a step's forwards fuses.
     """
 
-    def __init__(self, env: Env, parts: Eagle3Parts, layers: tuple[int, ...]) -> None:
+    def __init__(self, env: Env, parts: Eagle3Parts, layers: tuple[int, ...], bits: int | None) -> None:
         device, dtype = env.target.device, env.target.dtype
         parts = placed(parts, device, dtype)
         self._network, self._ops = parts.network, env.ops
         shape = self._network.shape
-        self._weights = self._network.weights(env.ops)
+        self._weights = self._network.weights(env.ops, bits)
         self._embed = env.target.model.get_input_embeddings()
         if parts.embedding is not None:
             self._embed = torch.nn.Embedding.from_pretrained(parts.embedding.to(dtype))
@@ -39,8 +40,7 @@ class PublishedEagle3(FeedbackHead):
             self._order = torch.tensor([ascending.index(layer) for layer in layers], device=device)
         self.layers = [LayerShape(shape.heads_kv, shape.head_dim, span) for span in parts.spans]
         self.ids = parts.ids
-        vectors = sum(weight.nbytes for weight in self._network.parameters() if weight.dim() == 1)
-        self.size, self.weight_bytes = shape.hidden, self._weights.nbytes + vectors
+        self.size, self.weight_bytes = shape.hidden, stored_bytes(self._network, bits)
 
     def feature(self, hidden: Tensor) -> Tensor:
         """The fusion of the target's states [B, W, n, H], which come in the order of its layers."""
@@ -65,12 +65,19 @@ class Eagle3(FeedbackDraft):
     2503.01840)."""
 
     def __init__(
-        self, env: Env, found: Published[Eagle3Parts], max_draft: int, beam: int, depth: int, least: float
+        self,
+        env: Env,
+        found: Published[Eagle3Parts],
+        max_draft: int,
+        beam: int,
+        depth: int,
+        least: float,
+        bits: int | None = None,
     ) -> None:
         layers = found.reading.layers
         assert layers is not None
         self.hidden_layers = tuple(sorted(layers))
-        super().__init__(env, PublishedEagle3(env, found.head, layers), max_draft, beam, depth, least)
+        super().__init__(env, PublishedEagle3(env, found.head, layers, bits), max_draft, beam, depth, least)
 
 
 def eagle3(
@@ -86,6 +93,7 @@ def eagle3(
     beam: Annotated[int, "nodes expanded at each depth; 1 drafts a chain, more a tree"] = 1,
     depth: Annotated[int, "deepest proposals of a tree"] = 5,
     least: Annotated[float, "smallest probability, by the head, of a tree's node"] = 0.0,
+    weights: Annotated[str, "float as stored, or matrices rounded to int8 or int4"] = "float",
 ) -> Draft:
     """Drafts with a published EAGLE-3 head, which fuses states of several of the target's layers.
 
@@ -107,7 +115,7 @@ def eagle3(
     found = published.read_published(head, TargetSizes.of(env.target), reading, pickle)
     if found.form != FORM:
         raise SpecdecError(f"{head!r} is of the form {found.form}; use the draft {found.form}(head=…)")
-    return Eagle3(env, found, max_draft, beam, depth, least)
+    return Eagle3(env, found, max_draft, beam, depth, least, bits_named(weights))
 
 
 @hookimpl
