@@ -116,8 +116,12 @@ def test_logits_of_every_step_are_those_of_transformers_from_prefill_and_after_a
 
 @pytest.mark.parametrize("kind", slow_after(1, ["deepseek", "glm", "qwen3-next", "qwen3.5"]))
 def test_in_half_precision_a_step_is_as_near_as_eight_bits_are(kind: str) -> None:
-    """What chooses experts stays in float32, since a tie that is rounded chooses others."""
+    """What chooses experts stays in float32 as in the target, since a tie that is rounded chooses others."""
     run, expected = ModuleInUse(kind, dtype=torch.bfloat16), load_file(_RECORDED / f"{kind}.safetensors")
+    of_target = run.target.model.base_model.state_dict()
+    for name, tensor in run.published.head.model.base_model.state_dict().items():
+        same = of_target.get(name.replace("layers.0.", "layers.1."))
+        assert tensor.dtype == (torch.bfloat16 if same is None else same.dtype)
     text = expected["0.tokens"]
     found = run.logits(run.entered(text[1:], run.hidden(text[:-1]))[:, -1])[0]
     assert found.dtype == torch.float32

@@ -54,14 +54,14 @@ def _of_medusa(layers: int = 1, start: str = "") -> _Parts:
     return {**settings, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}, tensors
 
 
-def _of_vllm(layers: int = 2, shared: bool = False) -> _Parts:
-    """As vLLM has them, without biases and with 20 tokens."""
+def _of_vllm(layers: int = 2, shared: bool = False, rows: int = 20) -> _Parts:
+    """As vLLM has them, without biases and with 20 tokens, of which there are rows or of all tokens."""
     (weight, _), tensors = _blocks(layers), dict[str, Tensor]()
     for head in range(_HEADS):
         for layer in range(layers):
             tensors[f"medusa_heads.blocks.{head}.layers.{layer}.weight"] = weight[head, layer].clone()
         if head == 0 or not shared:
-            tensors[f"medusa_heads.lm_heads.{head}.weight"] = _drawn(3 + head, 20, _HIDDEN)
+            tensors[f"medusa_heads.lm_heads.{head}.weight"] = _drawn(3 + head, rows, _HIDDEN)
     tensors["token_map"] = torch.arange(20) * 7
     settings = {"num_heads": _HEADS, "num_hidden_layers": layers, "hidden_size": _HIDDEN, "vocab_size": _VOCABULARY}
     settings |= {"truncated_vocab_size": 20, "max_paths": 64, "topk": 10}
@@ -93,7 +93,9 @@ def _formula(parts: _Parts, hidden: Tensor) -> list[Tensor]:
             wide = tensors[f"{name}.weight"] @ state + tensors.get(f"{name}.bias", 0)
             state, layer = state + wide * torch.sigmoid(wide), layer + 1
         rows = [f"{head}.{layer}.weight", f"lm_heads.{head}.weight", "lm_heads.0.weight"]
-        found.append(next(tensors[name] for name in rows if name in tensors) @ state)
+        matrix = next(tensors[name] for name in rows if name in tensors)
+        cut = "token_map" in tensors and len(matrix) == _VOCABULARY
+        found.append((matrix[tensors["token_map"]] if cut else matrix) @ state)
     return found
 
 
@@ -103,6 +105,7 @@ _DIALECTS = {
     "Medusa with a prefix": _of_medusa(1, "medusa_head."),
     "vLLM": _of_vllm(),
     "vLLM with one matrix": _of_vllm(1, shared=True),
+    "vLLM with rows of all tokens": _of_vllm(1, rows=_VOCABULARY),
 }
 
 
