@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,7 @@ def recorded_ids(name: str) -> Tensor:
     return torch.arange(258) if d2t is None else d2t + torch.arange(len(d2t))
 
 
+@cache
 def recorded_assembly(rows: int = 2, backend: str = "auto") -> Assembly:
     """An assembly over the tiny target with the embeddings and the head that all recorded heads are for."""
     model, tensors = families.build_model("llama"), load_file(HEADS / "target.safetensors")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchsuite.tests.recorded_heads import Led, recorded_assembly, recorded_head, recorded_ids, recorded_steps
+from benchsuite.workshop.machines.random_blocks import slots_see_what_they_should
 from specdec import SamplingParams, SpecdecError
 from specdec_plugins.published import dflash, read_published
 from specdec_plugins.published.reading import Reading, TargetSizes
@@ -329,3 +330,8 @@ def test_a_head_of_another_form_and_no_head_are_refused() -> None:
         recorded_assembly().engine(f"dflash(head={recorded_head('dspark/rnn')!r})", k=3)
     with pytest.raises(SpecdecError, match=r"none is named: dspark\(head=path/to/head\)"):
         recorded_assembly().engine("dspark", k=3)
+
+
+def test_each_slot_of_a_block_sees_what_it_was_trained_to_see() -> None:
+    """By brute force: each token of text and block is changed, and the slots whose states change are the due ones."""
+    slots_see_what_they_should()

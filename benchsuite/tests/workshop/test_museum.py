@@ -50,6 +50,7 @@ TABLES = ("distribution", "streams", "logprobs", "files")
 UNTOUCHED = {
     "pegainfer#670": ("power", "processors", "text", "cancels", "beams", "files", "stops", "lengths"),
     "a tie": (*TABLES, "keyed", "power", "processors", "text", "cancels", "beams"),
+    "vllm#46104": tuple(layer for layer in LAYERS if layer != "drafting"),
 }
 """Layers that call nothing of what a control changes, by its source: they would find what they find without it."""
 

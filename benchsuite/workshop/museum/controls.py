@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchsuite.workshop.museum.entries import control
-from benchsuite.workshop.museum.places import POSITION, TABLE
+from benchsuite.workshop.museum.places import BLOCKS, POSITION, TABLE
 
 DRAWN = "tokens = context.propose_token(logits, position)"
 LIKELIEST = f"{DRAWN} if self.branches else logits.max(dim=-1).indices"
@@ -73,5 +73,10 @@ CONTROLS = (
             "return out.logits, taps",
             "return out.logits * (1 + 1e-7 * (window.tokens.shape[1] > 1)), taps",
         ),
+    ),
+    control(
+        "vllm#46104",
+        "a block's masks have another embedding than that of their token: other proposals, and the same output",
+        (f"{BLOCKS}._drafted", "embeds.to(self._dtype)", "embeds.to(self._dtype) * 1.5"),
     ),
 )

@@ -43,6 +43,7 @@ from benchsuite.workshop.machines.feedback_heads import (
 from benchsuite.workshop.machines.joined_drafts import BRIEF, Behind, Listed, hybrid_maker
 from benchsuite.workshop.machines.keyed_runs import chance_of_tokens, keyed_tokens
 from benchsuite.workshop.machines.processed import slots_beside_transformers
+from benchsuite.workshop.machines.random_blocks import random_blocks, slots_see_what_they_should
 from benchsuite.workshop.machines.random_module import modules_propose_by_their_formula
 from benchsuite.workshop.machines.renamed import shuffled_draft
 from benchsuite.workshop.machines.uneven_runs import rows_of_their_own
@@ -257,6 +258,9 @@ def drafting() -> None:
     _certify(conformance.draft("eagle(reset=False)", sampled=True, hidden=True), "read_in_chunks")
     feedback_heads_follow_the_formula()
     feedback_drafts_follow_the_formula()
+    slots_see_what_they_should()
+    blocks = conformance.draft("blocks", sampled=True, hidden=True, k=3, factory=random_blocks)
+    _certify(blocks, "follows_from_the_text|goes_on_is_a_text")
     with tempfile.TemporaryDirectory() as folder:
         itself = tiny.save_target("llama", Path(folder))
         build = tiny.assembly("llama", max_rows=3, backend="reference")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchsuite.workshop.museum.entries import mutant
 from benchsuite.workshop.museum.places import (
+    BLOCKS,
     CHAIN,
     COMMIT,
     COMMITTED,
@@ -581,5 +582,11 @@ OURS = (
             "feature = self._head.feature(kept.unflatten(2, hidden.shape[2:]))",
             "feature = self._head.feature(kept.unflatten(2, hidden.shape[2:])) * 0 + self._state[rows, None]",
         ),
+    ),
+    mutant(
+        "ours",
+        "a block's draft commits the entries of rejected proposals",
+        "drafting",
+        (f"{BLOCKS}._learned", "+= verdict.num_accepted + 1", "+= size"),
     ),
 )

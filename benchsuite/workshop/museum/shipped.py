@@ -5,6 +5,8 @@ from __future__ import annotations
 from benchsuite.workshop.museum.entries import mutant
 from benchsuite.workshop.museum.places import (
     ADJUSTED,
+    BLOCK_HEAD,
+    BLOCKS,
     CHAIN,
     COMMIT,
     DRAFT_MODEL,
@@ -413,5 +415,27 @@ SHIPPED = (
             "if self._order is not None:",
             "if self._order is None:",
         ),
+    ),
+    mutant(
+        "vllm#47930",
+        "a block's draft has no entries of a beginning that was kept, and attends to what lies there",
+        "drafting",
+        (
+            f"{BLOCKS}.resume",
+            "self._arena.restore(row, kept, first)",
+            "self._arena.committed[row].fill_(first)\n        self._arena.keys[1][row].zero_()",
+        ),
+    ),
+    mutant(
+        "vllm#56692",
+        "slots of a block do not see later ones in layers without a window, where training let them",
+        "drafting",
+        (f"{BLOCK_HEAD}DFlashHead._seen", "shape.ahead or not shape.windows[layer]", "shape.ahead"),
+    ),
+    mutant(
+        "speculators#684",
+        "a draft's own window is ignored: its layers see the whole text",
+        "drafting",
+        (f"{BLOCK_HEAD}BlockShape.spans", "window + self.anchored if window else None", "None if window else None"),
     ),
 )
