@@ -116,10 +116,11 @@ class Led:
         window = Window.chain(tokens[:, 0], tokens[:, 1:], torch.full((rows,), width - 1))
         self.draft.observe(window, Verdict(path, count, following), states, own)
 
-    def places(self, room: int) -> Iterator[tuple[int, int, Window]]:
-        """(row, place, window) of every step: the place is that of the pending token. Both rows go by ``PACES``."""
-        self.begin(0, 1)
-        self.begin(1, 2)
+    def places(self, room: int, first: int = 1) -> Iterator[tuple[int, int, Window]]:
+        """(row, place, window) of every step: the place is that of the pending token, in row 0 at first ``first``. Both
+        rows go by ``PACES``."""
+        self.begin(0, first)
+        self.begin(1, first + 1)
         for step, kept in enumerate((*PACES, 0)):
             window = self.window(2, room)
             for row in range(2):

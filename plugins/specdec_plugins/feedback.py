@@ -135,14 +135,19 @@ class FeedbackDraft(Draft):
         k = int(context.max_proposals_host.max())
         k = min(k, self._most or k)
         self._asked = min(k, self._depth) if self.branches else k
-        self._forwards += self._asked - 1
-        steps, grown = self._runtime.steps((self, context.kind, k)), self._tree if self.branches else self._chain
+        self._forwards += self.calls(self._asked)
+        steps, grown = self._runtime.steps((self, context.kind, k)), self._tree if self.branches else self.chained
         return steps.part(grown, context, k, self._bound())
 
     def _bound(self) -> int:
         return self._runtime.longest(self._longest, self._most_tokens)
 
-    def _chain(self, context: Context, k: int, longest: int) -> Window:
+    def calls(self, depth: int) -> int:
+        """How often the head runs for proposals of this depth; the first one's state is known from ``observe``."""
+        return depth - 1
+
+    def chained(self, context: Context, k: int, longest: int) -> Window:
+        """A chain of ``k`` proposals, each from a state estimated behind the one before."""
         rows = slice(0, context.rows)
         state, chain = self._state[rows], Chain(context, self._vocabulary, self._head.ids)
         for index in range(k):

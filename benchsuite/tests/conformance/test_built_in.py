@@ -128,6 +128,9 @@ TestMtp = slow(
     *OF_MODELS,
     SAMPLED,
 )
+TestPeagle = slow(
+    conformance.draft(f"peagle(head={recorded_head('peagle/qwen3')!r})", sampled=True, hidden=True), *OF_MODELS, SAMPLED
+)
 TestOracle = slow(conformance.draft("oracle(0.8)", replays=True), FAKE, REPLAYED)
 TestGarbage = slow(conformance.draft("garbage"), FAKE, REPLAYED, SAMPLED)
 

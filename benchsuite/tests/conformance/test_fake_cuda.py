@@ -51,6 +51,7 @@ DRAFTS = (
     f"dflash(head={recorded_head('dflash/windows')!r}, max_draft=3)",
     f"dspark(head={recorded_head('dspark/rnn')!r}, max_draft=4)",
     f"mtp(head={recorded_head('mtp/speculators-llama')!r}, beam=2, depth=2)",
+    f"peagle(head={recorded_head('peagle/llama')!r})",
     "hybrid(sources='suffix, ngram, eagle(head=trained)')",
     "hybrid(sources='suffix, ngram(branches=2), eagle(head=trained)', merge=True, slots=3)",
     "hybrid(sources='suffix, ngram, eagle(head=trained)', extend=True, slots=3)",
@@ -90,7 +91,9 @@ def must_hold(found: FakeRun) -> None:
 def taken(draft: str, policy: str, controller: str, temperature: float, **given: Any) -> FakeRun:
     """Steps of the smallest model that the draft can do with."""
     config = families.CONFIGS["llama"]()
-    config.num_hidden_layers = 2 if draft.startswith(("draft_model", "tree", "dflash", "dspark", "eagle3")) else 1
+    config.num_hidden_layers = (
+        2 if draft.startswith(("draft_model", "tree", "dflash", "dspark", "eagle3", "peagle")) else 1
+    )
     params = SamplingParams(temperature=temperature, top_k=40, top_p=0.9, max_new_tokens=60)
     k = 4 if "=2" in draft else 2  # a tree of two times two; a chain of more than one
     found = fake_cuda.fake_run(draft, policy, controller, k=k, params=params, config=config, **given)

@@ -35,6 +35,7 @@ DRAFTS = sorted(
         "mtp",
         "ngram",
         "oracle",
+        "peagle",
         "suffix",
         "tree",
     )

@@ -46,7 +46,11 @@ class PublishedEagle3(FeedbackHead):
         """The fusion of the target's states [B, W, n, H], which come in the order of its layers."""
         if self._order is not None:
             hidden = hidden.index_select(2, self._order)
-        return self._network.fused(self._ops, hidden, self._weights)
+        return self.fused(hidden)
+
+    def fused(self, states: Tensor) -> Tensor:
+        """The fusion of states [B, W, n, H] in the head's own order."""
+        return self._network.fused(self._ops, states, self._weights)
 
     def step(self, tokens: Tensor, feature: Tensor, plan: Plan) -> Tensor:
         """See ``FeedbackHead``."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specdec import SpecdecError
-from specdec_plugins.published import dflash, dspark, eagle3, medusa, mtp
+from specdec_plugins.published import dflash, dspark, eagle3, medusa, mtp, peagle
 from specdec_plugins.published.checkpoint import Checkpoint
 from specdec_plugins.published.reading import Published, Reading, TargetSizes
 
@@ -28,7 +28,7 @@ class Form(Protocol):
         """The other readings that would load, each by its name in plain words."""
 
 
-FORMS: tuple[Form, ...] = (dflash, dspark, eagle3, medusa, mtp)
+FORMS: tuple[Form, ...] = (dflash, dspark, eagle3, medusa, mtp, peagle)
 """All forms that can be read."""
 
 

@@ -11,17 +11,14 @@ from torch import Tensor
 from specdec import SpecdecError
 from specdec_plugins.heads.dflash_head import BlockShape, DFlashHead
 from specdec_plugins.published.checkpoint import Checkpoint, Settings, Tensors
+from specdec_plugins.published.layers import layer_harmless
 from specdec_plugins.published.reading import Choice, Published, Reading, TargetSizes, draft_ids, settled
 from specdec_plugins.published.rotary import rotary_of
 
 H = TypeVar("H", bound=DFlashHead)
 
-UNREAD = (
-    *("architectures", "speculators_model_type", "speculators_version", "speculators_config", "transformers_version"),
-    *("dtype", "torch_dtype", "auto_map", "tie_word_embeddings", "initializer_range", "use_cache", "model_type"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "attention_dropout", "use_sliding_window", "max_window_layers"),
-)
-"""Keys that say nothing about what the network computes: ``layer_types`` says which layers have a window."""
+OF_THE_PACKAGE = ("speculators_model_type", "speculators_version", "speculators_config", "tie_word_embeddings")
+"""Keys that say nothing about what the network computes, beside those of any config of transformers."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,8 @@ def _refuse_strangers(checkpoint: Checkpoint, layer: Settings, keys: BlockKeys, 
         raise SpecdecError(f"mask_token_id in {path} is {keys.mask}; expected a token from 0 to {last}")
     layer.fixed("hidden_act", "silu")
     for settings in (checkpoint.settings, layer):
-        settings.harmless(*UNREAD)
+        layer_harmless(settings)
+        settings.harmless(*OF_THE_PACKAGE, "use_sliding_window", "max_window_layers")  # layer_types says which layers
 
 
 def _taps(path: str, keys: BlockKeys, sizes: TargetSizes, reading: Reading) -> Choice:

@@ -31,6 +31,7 @@ class Reading:
     ``order``: which part comes first where the embedding of a token and a state are joined.
     ``inside``: in a layer with a window, whether a slot of a block sees all of the block, or none behind itself.
     ``first``: whether a block's first slot, the pending token, proposes, or its token is given and nothing more.
+    ``mask``: the token that stands at places that are not known yet.
     """
 
     layers: tuple[int, ...] | None = None
@@ -42,6 +43,7 @@ class Reading:
     order: Literal["embedding", "state"] | None = None
     inside: Literal["all", "causal"] | None = None
     first: Literal["given", "proposes"] | None = None
+    mask: int | None = None
 
     @staticmethod
     def of(**options: str | int) -> Reading:
@@ -58,9 +60,9 @@ class Reading:
                 if not re.fullmatch(r"\d+(-\d+)*", text):
                     raise SpecdecError(f"layers is {text!r}; expected indices of decoder layers from 0, as 2-15-27")
                 asked[name] = tuple(map(int, text.split("-")))
-            elif name == "window":
+            elif name in NUMBERS:
                 if not text.isdecimal():
-                    raise SpecdecError(f"window is {text!r}; expected a number of tokens, or 0 for all of them")
+                    raise SpecdecError(f"{name} is {text!r}; expected {NUMBERS[name]}")
                 asked[name] = int(text)
             else:
                 if text not in VALUES[name]:
@@ -79,6 +81,9 @@ VALUES = {
     "first": ("given", "proposes"),
 }
 """What the options of a reading may be that are words."""
+
+NUMBERS = {"window": "a number of tokens, or 0 for all of them", "mask": "a token's id in the target's vocabulary"}
+"""What the options of a reading are that are numbers."""
 
 
 @dataclass(frozen=True)

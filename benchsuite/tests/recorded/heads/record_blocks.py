@@ -64,7 +64,11 @@ HEADS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "confidence_head_with_markov": False,
         },
     ),
-    "peagle/qwen3": ("peagle", {"num_hidden_layers": 2}, {"draft_vocab_size": 64, "norm_before_fc": True}),
+    "peagle/qwen3": (
+        "peagle",
+        {"num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2, **MIXED},
+        {"draft_vocab_size": 64, "norm_before_fc": True},
+    ),
     "peagle/llama": (
         "peagle",
         {"num_hidden_layers": 1, "model_type": "llama"},
@@ -112,7 +116,8 @@ def _model(form: str, layer: dict[str, Any], given: dict[str, Any], seed: int) -
         known[torch.randperm(VOCABULARY - 1)[: given["draft_vocab_size"]]] = True
         ids = known.nonzero()[:, 0]
         model.load_vocab_mappings(known, ids - torch.arange(len(ids)))
-    model.embed_tokens.weight.data = TARGET["embedding"].float()
+    if form != "peagle":  # which trains embeddings of its own
+        model.embed_tokens.weight.data = TARGET["embedding"].float()
     if given["draft_vocab_size"] == VOCABULARY:
         model.lm_head.weight.data = TARGET["rows"].float()
     return model

@@ -1,0 +1,82 @@
+"""peagle: an EAGLE-3 network that proposes at all places in one forward, with masks for what is not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+
+from specdec import Context, Draft, SpecdecError, Window, hookimpl
+from specdec.interfaces import DraftFactory, Env
+from specdec_plugins import published
+from specdec_plugins.chain import Chain
+from specdec_plugins.drafts.eagle3 import PublishedEagle3
+from specdec_plugins.feedback import FeedbackDraft
+from specdec_plugins.published.peagle import FORM, PeagleParts
+from specdec_plugins.published.reading import Reading, TargetSizes
+from specdec_plugins.reading import known_text
+
+
+class Peagle(FeedbackDraft):
+    """Proposes at the place of the last known state, and at K - 1 masks behind it in one forward (P-EAGLE, 2602.01469).
+
+    Entries of accepted tokens are EAGLE-3's; those of masks are never committed.
+    """
+
+    def __init__(self, env: Env, parts: PeagleParts, layers: tuple[int, ...], max_draft: int) -> None:
+        self.hidden_layers = tuple(sorted(layers))
+        head = PublishedEagle3(env, parts.eagle, layers, None)
+        super().__init__(env, head, max_draft, 1, 1, 0.0)
+        self._mask, self._masked = parts.mask, head.fused(parts.states.to(env.target.device, env.target.dtype))
+
+    def calls(self, k: int) -> int:
+        """One forward for all masks."""
+        return min(k - 1, 1)
+
+    def chained(self, context: Context, k: int, longest: int) -> Window:
+        """A chain whose proposals do not follow from one another."""
+        rows, head = slice(0, context.rows), self._head
+        states = self._state[rows][:, None]
+        if k > 1:
+            masks = known_text(context.pending[:, None].new_full((context.rows, k - 1), self._mask))
+            masked = self._masked.expand(context.rows, k - 1, -1)
+            states = torch.cat([states, self._entered(masks, masked, rows, longest)], dim=1)
+        logits, chain = head.logits(states), Chain(context, self._vocabulary, head.ids)
+        for place in range(k):
+            chain.propose(logits[:, place : place + 1])
+        return chain.window()
+
+
+def peagle(
+    env: Env,
+    head: Annotated[str, "a folder with config.json and .safetensors files, or such a file"] = "",
+    layers: Annotated[str, "layers whose outputs the head reads, from 0: 2-15-27; by default as the head says"] = "",
+    ids: Annotated[str, "how d2t is read: offset or id"] = "",
+    window: Annotated[str, "tokens over which the head attends; 0 is all"] = "",
+    embedding: Annotated[str, "whose embeddings the head reads: own or target"] = "",
+    mask: Annotated[str, "the token that stands at every place past the first; by default as the head says"] = "",
+    max_draft: Annotated[int, "most proposals of a step, for any K; 0 is no limit"] = 0,
+) -> Draft:
+    """Drafts with a published P-EAGLE head: EAGLE-3's network, which proposes K tokens in one forward.
+
+    Source: P-EAGLE, 2602.01469; its network, EAGLE-3, Li et al. 2503.01840.
+
+    Example: ``peagle(head='path/to/head')`` with K = 7.
+    """
+    if not head:
+        raise SpecdecError("peagle drafts with a published head, and none is named: peagle(head='path/to/head')")
+    if max_draft < 0:
+        raise SpecdecError(f"peagle was given max_draft={max_draft}; expected 0 or more")
+    reading = Reading.of(layers=layers, ids=ids, window=window, embedding=embedding, mask=mask)
+    found = published.read_published(head, TargetSizes.of(env.target), reading)
+    if found.form != FORM:
+        raise SpecdecError(f"{head!r} is of the form {found.form}; use the draft {found.form}(head=…)")
+    assert found.reading.layers is not None
+    return Peagle(env, found.head, found.reading.layers, max_draft)
+
+
+@hookimpl
+def specdec_register_drafts(register: Callable[[str, DraftFactory | str], None]) -> None:
+    """Register ``peagle``."""
+    register("peagle", peagle)
