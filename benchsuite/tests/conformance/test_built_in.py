@@ -121,7 +121,9 @@ TestDFlash = slow(
     SAMPLED,
 )
 TestDSpark = slow(
-    conformance.draft(f"dspark(head={recorded_head('dspark/rnn')!r})", sampled=True, hidden=True), *OF_MODELS, SAMPLED
+    conformance.draft(f"dspark(head={recorded_head('dspark/rnn')!r})", sampled=True, hidden=True, k=3),
+    *OF_MODELS,
+    SAMPLED,
 )
 TestMtp = slow(
     conformance.draft(f"mtp(head={recorded_head('mtp/speculators-llama')!r})", sampled=True, hidden=True),

@@ -49,7 +49,7 @@ DRAFTS = (
     f"eagle3(head={EAGLE3_HEAD!r})",
     f"eagle3(head={EAGLE3_HEAD!r}, layers=1-0, beam=2, depth=2)",
     f"dflash(head={recorded_head('dflash/windows')!r}, max_draft=3)",
-    f"dspark(head={recorded_head('dspark/rnn')!r}, max_draft=4)",
+    f"dspark(head={recorded_head('dspark/rnn')!r}, max_draft=3)",
     f"mtp(head={recorded_head('mtp/speculators-llama')!r}, beam=2, depth=2)",
     f"peagle(head={recorded_head('peagle/llama')!r})",
     "hybrid(sources='suffix, ngram, eagle(head=trained)')",

@@ -52,7 +52,7 @@ HEADS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dspark/gated": (
         "dspark",
         {"num_hidden_layers": 1},
-        {"draft_vocab_size": 64, "markov_rank": 8, "markov_head_type": "gated", "sample_from_anchor": False},
+        {"draft_vocab_size": 64, "markov_rank": 8, "markov_head_type": "gated"},
     ),
     "dspark/rnn": (
         "dspark",
@@ -62,6 +62,7 @@ HEADS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "markov_rank": 8,
             "markov_head_type": "rnn",
             "confidence_head_with_markov": False,
+            "sample_from_anchor": False,
         },
     ),
     "peagle/qwen3": (
