@@ -26,6 +26,7 @@ SHAPES = {
     "a norm of each state": replace(SHAPE, fusion_norm="each"),
     "EAGLE 3.1": replace(SHAPE, norm_output=True, fusion_norm="each"),
     "Qwen3's layer": replace(SHAPE, head_norms=True, bias=True),
+    "every bias": replace(SHAPE, bias=True, out_bias=True, wide_bias=True, layers=2),
     "two layers": replace(SHAPE, layers=2),
     "two of Qwen3's layers": replace(SHAPE, layers=2, head_norms=True),
 }

@@ -48,9 +48,11 @@ def layer_by_hand(layer: Eagle3Layer, given: list[Tensor], residual: list[Tensor
             scores = torch.stack([queries[position][h] @ keys[at][h // 2] / math.sqrt(6) for at in range(position + 1)])
             shares = scores.softmax(0)
             seen.append(sum(share * values[at][h // 2] for at, share in enumerate(shares)))
-        h_after = x + layer.out @ torch.cat(seen)
-        gate, up = (layer.gate_up @ normed(h_after, layer.norm_after)).chunk(2)
-        out.append(h_after + layer.down @ (F.silu(gate) * up))
+        h_after = x + layer.out @ torch.cat(seen) + (0 if layer.out_bias is None else layer.out_bias)
+        wide = layer.gate_up @ normed(h_after, layer.norm_after)
+        gate, up = (wide if layer.gate_up_bias is None else wide + layer.gate_up_bias).chunk(2)
+        down = layer.down @ (F.silu(gate) * up)
+        out.append(h_after + (down if layer.down_bias is None else down + layer.down_bias))
     return out
 
 

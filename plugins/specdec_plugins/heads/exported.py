@@ -90,10 +90,15 @@ def package_parts(head: Eagle3Head) -> dict[str, Tensor]:
         if layer.query_norm is not None and layer.key_norm is not None:
             found[f"{name}.self_attn.q_norm.weight"] = layer.query_norm
             found[f"{name}.self_attn.k_norm.weight"] = layer.key_norm
+        wide = (("weight", layer.gate_up, layer.down), ("bias", layer.gate_up_bias, layer.down_bias))
+        for kind, both, down in wide:
+            if both is not None and down is not None:
+                gate, up = both.chunk(2)
+                found |= {f"{name}.mlp.gate_proj.{kind}": gate, f"{name}.mlp.up_proj.{kind}": up}
+                found[f"{name}.mlp.down_proj.{kind}"] = down
         found[f"{name}.self_attn.o_proj.weight"] = layer.out
-        gate, up = layer.gate_up.chunk(2)
-        found |= {f"{name}.mlp.gate_proj.weight": gate, f"{name}.mlp.up_proj.weight": up}
-        found[f"{name}.mlp.down_proj.weight"] = layer.down
+        if layer.out_bias is not None:
+            found[f"{name}.self_attn.o_proj.bias"] = layer.out_bias
     return found
 
 
@@ -110,7 +115,7 @@ def _layer_config(shape: Eagle3Shape, source: Any) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": shape.eps,
         "attention_bias": shape.bias,
-        "mlp_bias": False,
+        "mlp_bias": shape.wide_bias,
         "vocab_size": source.vocab_size,
         "max_position_embeddings": source.max_position_embeddings,
         "rope_parameters": dict(source.rope_parameters),
