@@ -18,7 +18,7 @@ from specdec.devices import pick_device, pick_dtype
 from specdec.lists import split_list
 from specdec.model import ArenaModel
 from specdec.registry import Registry
-from specdec_plugins.published.reading import Choice, TargetSizes
+from specdec_plugins.published.reading import Choice
 
 ROWS = 12
 """Prompts that are answered at a time."""
@@ -55,7 +55,7 @@ def examine_head(
     place = pick_device(device)
     loaded = catalog.load(target, place, pick_dtype(dtype, place))
     model = ArenaModel(loaded.model, registry.backend(backend))
-    candidates, choices = readings_of(head, registry, TargetSizes.of(model))
+    candidates, choices = readings_of(head, registry, model)
     kinds = [
         load_workload(name).encode(loaded.tokenizer) for text in split_list(workload) for name in workload_names(text)
     ]

@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from benchsuite.doctor.examination import HeadReading
+from specdec.model import ArenaModel
 from specdec.registry import Registry
 from specdec_plugins.published import FORMS, read_published
 from specdec_plugins.published.reading import Choice, Reading, TargetSizes
@@ -16,22 +18,25 @@ AS_TAKEN = "as taken"
 """The name of the reading that is examined."""
 
 
-def readings_of(head: str, registry: Registry, sizes: TargetSizes) -> tuple[list[HeadReading], tuple[Choice, ...]]:
-    """The readings of a head, the one taken first, and what was chosen for that one.
+def readings_of(head: str, registry: Registry, target: ArenaModel) -> tuple[list[HeadReading], tuple[Choice, ...]]:
+    """The readings of a head of ``target``, the one taken first, and what was chosen for that one.
 
     ``head`` is the path of a published head, or a draft with its options, as ``eagle3(head=path, layers=2-15-27)``. A
     draft that reads no published head has no other readings and no choices. SpecdecError for what cannot be read.
     """
+    sizes = TargetSizes.of(target)
+    options: dict[str, Any]
     if Path(head).exists():
         published = read_published(head, sizes)
         name, options = published.form, {"head": head}
     else:
-        _, given = registry.parse("draft", head)
-        name, options = head.partition("(")[0].strip(), {key: str(value) for key, value in given.items()}
-        if name not in [form.FORM for form in FORMS] or not Path(options.get("head", "")).exists():
+        name, (entry, options) = head.partition("(")[0].strip(), registry.parse("draft", head)
+        path = str(options.get("head", entry.options.get("head", "")))
+        path = target.model.config.name_or_path if path == "target" else path
+        if name not in [form.FORM for form in FORMS] or not path or not Path(path).exists():
             return [HeadReading(AS_TAKEN, head)], ()
         asked = {field.name: options.get(field.name, "") for field in fields(Reading)}
-        published = read_published(options["head"], sizes, Reading.of(**asked), bool(given.get("pickle")))
+        published = read_published(path, sizes, Reading.of(**asked), bool(options.get("pickle")))
     [form] = [form for form in FORMS if name == form.FORM]
     taken = HeadReading(AS_TAKEN, draft_text(name, options))
     others = [
@@ -54,11 +59,12 @@ def changed_options(taken: Reading, other: Reading) -> dict[str, str]:
     }
 
 
-def draft_text(name: str, options: Mapping[str, str]) -> str:
+def draft_text(name: str, options: Mapping[str, object]) -> str:
     """A draft with its options, as the registry reads it."""
     return f"{name}({', '.join(f'{key}={_quoted(value)}' for key, value in options.items())})"
 
 
-def _quoted(value: str) -> str:
-    # A number alone would be read as a number, and options of readings are words.
-    return value if re.fullmatch(r"[A-Za-z]\w*|\d+(-\d+)+", value) else repr(value)
+def _quoted(value: object) -> str:
+    # Text that looks like a number would be read as one, and options of readings are words.
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*|\d+(-\d+)+", value)
+    return str(value) if plain else repr(value)

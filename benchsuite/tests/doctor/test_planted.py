@@ -30,7 +30,6 @@ from specdec.assembly import Assembly
 from specdec.model import ArenaModel
 from specdec_plugins.drafts.eagle3 import eagle3
 from specdec_plugins.drafts.mtp import mtp
-from specdec_plugins.published.reading import TargetSizes
 
 PROMPTS, ROWS, TOKENS, K = 40, 12, 32, 3
 
@@ -99,11 +98,26 @@ def examined(planted: PlantedHead, seed: int, folder: Path) -> Examination:
     path = write_head(planted.head, seed, folder / "head", planted.changed)
     form = "eagle3" if isinstance(planted.head, MadeUpHead) else "mtp"
     text = f"{form}(head={path!r}{', ' * bool(planted.options)}{planted.options})"
-    readings, choices = readings_of(text, found, TargetSizes.of(target))
+    readings, choices = readings_of(text, found, target)
     assert choices
     build = Assembly(found, target, catalog.byte_tokenizer(), max_rows=ROWS, max_length=40 + TOKENS + K + 1)
     prompts = made_up_prompts(seed + 1, PROMPTS)
     return examine_readings(build, prompts, readings, k=K, tokens=TOKENS, rows=ROWS)
+
+
+def test_a_module_in_the_targets_own_checkpoint_has_the_readings_of_its_folder(tmp_path: Path) -> None:
+    target = ArenaModel(made_up_target(0), plugins().backend("auto"))
+    path = write_head(MadeUpMtp(), 0, tmp_path / "head", {})
+    by_folder, choices = readings_of(path, plugins(), target)
+    target.model.config.name_or_path = path
+    own, same = readings_of("mtp(max_draft=2)", plugins(), target)
+    assert [one.name for one in own] == [one.name for one in by_folder]
+    assert len(own) > 1
+    assert same == choices
+    build = Assembly(plugins(), target, catalog.byte_tokenizer(), max_rows=1, max_length=64)
+    for one in own:
+        assert one.draft.startswith("mtp(max_draft=2")
+        build.engine(one.draft, k=K)  # raises for what does not load
 
 
 @pytest.mark.slow
