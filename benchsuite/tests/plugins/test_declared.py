@@ -12,14 +12,21 @@ OPTIONS = {
     "draft": {
         "arctic_suffix": "factor=1.0, offset=0.0, least=0.1, depth=64, cached=-1, tree=False",
         "custom_class": "path='', settings='{}', learns=False",
+        "dflash": "head='', layers='', ids='', window='', embedding='', inside='', first='', max_draft=0",
         "draft_model": "model=None, layers=None, vocabulary='same'",
-        "eagle": "head='lite', alpha=0.5, max_draft=0, reset=True, beam=1, depth=5, least=0.0",
+        "dspark": "head='', layers='', ids='', window='', embedding='', inside='', first='', max_draft=0",
+        "eagle": "head='lite', alpha=0.5, max_draft=0, reset=True, beam=1, depth=5, least=0.0, weights='float'",
+        "eagle3": "head='', layers='', states='', ids='', window='', embedding='', pickle=False, max_draft=0, "
+        "beam=1, depth=5, least=0.0, weights='float'",
         "flashspec_drafter": "drafter='flashspec.engine:NgramDrafter', settings='{}'",
         "garbage": "none",
         "hybrid": "sources='suffix, ngram', model_k=4, extend=False, merge=False, slots=0",
-        "medusa": "num_heads=4, head_init='tie', temperature=1.0, top_p=1.0, beam=1, least=0.0",
+        "medusa": "num_heads=None, head_init='tie', temperature=1.0, top_p=1.0, beam=1, least=0.0, head='', "
+        "final='', pickle=False",
+        "mtp": "head='target', states='', final='', order='', embedding='', max_draft=0, beam=1, depth=5, least=0.0",
         "ngram": "n_max=4, n_min=2, branches=1",
         "oracle": "rate=0.8, cost=''",
+        "peagle": "head='', layers='', ids='', window='', embedding='', mask='', max_draft=0",
         "rest": "datastore=''",
         "suffix": "factor=2.0, least=0.3, min_match=2, earlier=True, branches=1",
         "transformers_candidates": "generator='PromptLookupCandidateGenerator', model=None, settings='{}'",
@@ -112,8 +119,11 @@ def test_every_option_has_the_default_that_is_documented(kind: str) -> None:
     assert {name: entry.described for name, entry in found.items() if not entry.alias} == OPTIONS[kind]
 
 
-ELSEWHERE = ("custom_class", "arctic_suffix", "flashspec_drafter", "rest")
-"""Drafts of a class without which there is none, or of a package that is not here."""
+ELSEWHERE = (
+    *("custom_class", "arctic_suffix", "flashspec_drafter", "rest"),
+    *("dflash", "dspark", "eagle3", "mtp", "peagle"),
+)
+"""Drafts of a class without which there is none, of a package that is not here, or of a head's file."""
 
 BUILT = [
     pytest.param(kind, name, id=name)

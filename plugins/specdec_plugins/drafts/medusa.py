@@ -76,6 +76,8 @@ class Medusa(Draft):
     Example: ``medusa(num_heads=4, head_init=tie)``
     """
 
+    needs_hidden = True
+
     def __init__(
         self,
         env: Env,
@@ -116,7 +118,8 @@ class Medusa(Draft):
             raise unknown("head_init", head_init, (*INITS, "trained"), "Or name a .safetensors file of heads.")
         if num_heads is not None and num_heads > most:
             raise SpecdecError(f"num_heads is {num_heads}; {head or head_init!r} has {most}")
-        self.needs_hidden, self.hidden_layers = not before, (len(env.target.layers) - 1,) if before else ()
+        if before:
+            self.needs_hidden, self.hidden_layers = False, (len(env.target.layers) - 1,)
         self._count = num_heads or most
         if self._alone is not None:
             self._reduced = _rows_of(env, self._alone)
