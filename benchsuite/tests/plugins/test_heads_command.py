@@ -237,8 +237,9 @@ def test_training_begins_with_a_heads_file_where_one_is_given(
     paths = [str(part) for name in ("c", "r") for part in ("--corpus" if name == "c" else "--run", tmp_path / name)]
     more = ["--out", str(tmp_path / "o.safetensors"), "--begin", str(tmp_path / "first.safetensors")]
     command.heads_main([*given, *paths, *more])
-    [(head, *_)] = watched.given
+    [(head, _, reader, *_)] = watched.given
     assert watched.begun == []
+    assert reader.ids.tolist() == [1, 2], "what it learnt is of its own tokens, and a small text has few"
     assert type(head) is type(first)
     assert head.norm.tolist() == [0.25] * 64
     assert all(p.requires_grad for p in head.parameters())

@@ -65,7 +65,12 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--wide", type=int, default=576, help="medusa: a head's inner size (default: %(default)s)")
     train.add_argument("--batch", type=int, default=12, help="conversations a step (default: %(default)s)")
     train.add_argument("--rate", type=float, default=0.025, help="learning rate (default: %(default)s)")
-    train.add_argument("--vocabulary", type=int, default=8192, help="the most frequent tokens (default: %(default)s)")
+    train.add_argument(
+        "--vocabulary",
+        type=int,
+        default=8192,
+        help="how many of the most frequent tokens, without --begin (default: %(default)s)",
+    )
     train.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     return whole
 
@@ -135,12 +140,13 @@ def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
 def _begun(
     given: argparse.Namespace, model: PreTrainedModel, text: corpus.Corpus
 ) -> tuple[training.Head, torch.Tensor]:
-    """The head with which training begins, and the ids of its vocabulary."""
+    """The head with which training begins, and the ids of its vocabulary: those of the head's file if it has one."""
     ids = training.frequent(text.tokens, given.vocabulary)
     tokens = text.tokens[:4].to(model.device)
     if given.kind == "medusa":
         if given.begin:
-            return files.load_medusa(given.begin, _read_by(model))[0].requires_grad_(True), ids
+            heads, its_ids = files.load_medusa(given.begin, _read_by(model))
+            return heads.requires_grad_(True), its_ids
         return start.medusa(model, tokens, given.seed, given.heads, given.wide), ids
     begun, its_ids = files.load_eagle(given.begin, _read_by(model)) if given.begin else (None, ids)
     if given.kind == "eagle3":
@@ -155,7 +161,7 @@ def _begun(
         embedded = F.embedding(tokens[:, 1:], model.get_input_embeddings().weight)
         hidden = training.final(text.hidden[:4]).to(embedded)[:, :-1]
         return start.eagle3_of_eagle(begun, model, len(text.layers), its_ids, embedded, hidden, given.seed), its_ids
-    return (start.eagle_start(model, tokens, given.seed) if begun is None else begun.requires_grad_(True)), ids
+    return (start.eagle_start(model, tokens, given.seed) if begun is None else begun.requires_grad_(True)), its_ids
 
 
 def _read_by(model: PreTrainedModel) -> ArenaModel:
