@@ -20,6 +20,7 @@ from benchsuite.conformance.claims import Checks, failures
 from benchsuite.conformance.controllers import ControllerChecks
 from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.engines import EngineChecks
+from benchsuite.conformance.heads import HeadChecks
 from benchsuite.conformance.models import tiny
 from benchsuite.conformance.policies import PolicyChecks
 from benchsuite.tests.cheating_controllers import CHEATING_CONTROLLERS
@@ -37,6 +38,7 @@ from benchsuite.tests.faulty_noise import (
     Tossed,
     Unnumbered,
 )
+from benchsuite.tests.made_up_examinations import FAULTY_HEADS
 from benchsuite.tests.rig import slow_after
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
 from specdec.interfaces import ControllerFactory
@@ -909,8 +911,9 @@ PLANTED: dict[type[Checks], list[str]] = {
     ],
     BackendChecks: [check for _, _, check, _ in BACKENDS],
     EngineChecks: [check for _, check, _ in ENGINES],
+    HeadChecks: [check for _, check, _ in FAULTY_HEADS],
 }
-"""The checks of which a fault is found above or in ``test_cheats``, each by a part of its name."""
+"""The checks of which a fault is found above, in ``test_cheats`` or in tests/doctor, each by a part of its name."""
 
 
 def test_each_check_of_the_kit_has_been_seen_to_fail() -> None:

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchsuite import conformance
 from benchsuite.__main__ import benchsuite_main
 from benchsuite.conformance.claims import failures
-from benchsuite.doctor.examination import Examination, ExaminedReading, HeadReading, beside_taken
-from benchsuite.doctor.hits import Hits
+from benchsuite.conformance.heads import HeadChecks
+from benchsuite.doctor.commands import HeadReport
+from benchsuite.doctor.examination import Examination
 from benchsuite.report.examined import verdict_lines
-
-PROMPTS, PLACES = 24, 20
-
-
-def accepting(name: str, rate: float, later: float | None = None) -> ExaminedReading:
-    """Return a reading that accepts a share ``rate`` of first proposals, of later ones ``later``; by chance nothing."""
-    dice, k = np.random.default_rng(len(name)), 3
-    shares = np.array([rate, *[rate if later is None else later] * (k - 1)])
-    right = dice.random((PROMPTS, PLACES, k)) < shares
-    counted = np.arange(PLACES) <= PLACES - k
-    hits = tuple(Hits(one, counted) for one in right)
-    return ExaminedReading(
-        HeadReading(name, f"eagle3({name})"), hits, tuple(Hits(one & False, counted) for one in right)
-    )
-
-
-def examination(taken: ExaminedReading, *others: ExaminedReading) -> Examination:
-    beside = tuple(beside_taken(taken.hits, other, len(others)) for other in others)
-    return Examination(taken, beside, (), PROMPTS, PROMPTS * (PLACES - 2), PROMPTS * PLACES)
+from benchsuite.tests.made_up_examinations import FAULTY_HEADS, accepting, examination
 
 
 def test_a_misreading_is_said_with_the_draft_to_take() -> None:
@@ -89,3 +72,14 @@ def test_the_kit_passes_a_head_that_accepts_and_names_one_that_does_not() -> Non
     [(name, text)] = failures(bad)
     assert name == "test_it_accepts_more_than_chance"
     assert "garbage drafts for tiny" in text
+
+
+@pytest.mark.parametrize(("found", "check", "message"), FAULTY_HEADS, ids=[check for _, check, _ in FAULTY_HEADS])
+def test_the_kit_names_each_fault_of_a_head(found: Examination, check: str, message: str) -> None:
+    class Examined(HeadChecks):
+        text, target = "a head", "its target"
+        report = HeadReport("a head", "its target", (), found, 0.0)
+
+    [(name, text)] = failures(Examined)
+    assert check in name
+    assert re.search(message, text), text
