@@ -39,6 +39,8 @@ USAGE = {
     "convert": "[--to {vllm,aiperf,guidellm,ours}] [--run NAME] [--out FILE] file",
     "advise": f"[--minutes MINUTES] [--drafts DRAFT] [--k K] [--temperature TEMPERATURE] [--policy POLICY] {OF_TEXT}",
     "breakeven": f"[--drafting DRAFTING] [--html FILE] {OF_TEXT}",
+    "head": "[--target TARGET] [--workload WORKLOAD] [--prompts PROMPTS] [--max-new-tokens MAX_NEW_TOKENS] [--k K] "
+    "[--dtype DTYPE] [--device DEVICE] [--backend BACKEND] [--json FILE] head",
     "engines": "COMMAND ...",
     "engines set-up": "[--into INTO] [NAME ...]",
     "engines serve": "--model MODEL [--speculation HOW] [--k K] [--draft-model MODEL] [--port PORT] "

@@ -168,7 +168,7 @@ def test_quantised_targets_show_their_bytes_and_perplexity(run: Run) -> None:
     [
         (
             ("--specdec-draft", "ngrm"),
-            "unknown draft 'ngrm'; did you mean 'ngram'? choices: arctic_suffix, custom_class, draft_model",
+            "unknown draft 'ngrm'; did you mean 'ngram'? choices: arctic_suffix, custom_class, dflash, draft_model",
         ),
         (("--specdec-k", "-2"), "--specdec-k is '-2'; expected whole numbers, 0 or more"),
         (("--specdec-results", "/dev/null/x"), "--specdec-results '/dev/null/x' cannot be made: Not a directory"),

@@ -107,7 +107,12 @@ NOT_DRAWN = {
     "draft_model.model": "a model's name or folder; its first layers draft",
     "draft_model.vocabulary": "of a model of its own",
     "tree.model": "a model's name or folder; its first layers draft",
-    **{f"eagle.{option}": "of a trained head, which is a file" for option in ("head", "beam", "depth", "least")},
+    **dict.fromkeys(("dflash", "dspark", "eagle3", "mtp", "peagle"), "of a published head: recordings have those"),
+    **{
+        f"eagle.{option}": "of a trained head, which is a file"
+        for option in ("head", "beam", "depth", "least", "weights")
+    },
+    **{f"medusa.{option}": "of published heads, which are files" for option in ("head", "final", "pickle")},
 }
 """Drafts and options that no run has, and why."""
 

@@ -77,6 +77,10 @@ CONTROLS = (
     control(
         "vllm#46104",
         "a block's masks have another embedding than that of their token: other proposals, and the same output",
-        (f"{BLOCKS}._drafted", "embeds.to(self._dtype)", "embeds.to(self._dtype) * 1.5"),
+        (
+            f"{BLOCKS}._drafted",
+            "embeds = self._target_embeds(block) if head.embedding is None else F.embedding(block, head.embedding)",
+            "embeds = self._target_embeds(block) * 2 if head.embedding is None else F.embedding(block, head.embedding)",
+        ),
     ),
 )

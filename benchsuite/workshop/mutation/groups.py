@@ -20,13 +20,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "policies": ("plugins/specdec_plugins/policies/*.py", "plugins/specdec_plugins/lenient.py"),
     "controllers": ("plugins/specdec_plugins/controllers/*.py", "plugins/specdec_plugins/forecast.py"),
     "peers": tuple(f"plugins/specdec_plugins/{name}" for name in ("engines/*.py", "endpoints/*.py", "for_vllm.py")),
-    "drafts": tuple(f"plugins/specdec_plugins/{name}" for name in ("*.py", "drafts/*.py", "heads/*.py")),
+    "drafts": tuple(
+        f"plugins/specdec_plugins/{name}" for name in ("*.py", "drafts/*.py", "heads/*.py", "published/*.py")
+    ),
     "kernels": ("kernels/specdec_kernels/*.py",),
     "cuda": ("kernels/specdec_kernels/csrc/*.cu", "kernels/specdec_kernels/csrc/*_cuda.h"),
     "c++": ("kernels/specdec_kernels/csrc/*.cpp", "kernels/specdec_kernels/csrc/*.h"),
     "figures": tuple(f"benchsuite/{name}.py" for name in FIGURES),
     "ties": tuple(f"benchsuite/judge/{name}.py" for name in ("ties", "logprob_ties")),
-    "kit": ("benchsuite/conformance/*.py", "benchsuite/conformance/*/*.py"),
+    "kit": ("benchsuite/conformance/*.py", "benchsuite/conformance/*/*.py", "benchsuite/doctor/*.py"),
     "gate": ("benchsuite/gate/*.py", "benchsuite/report/findings.py", "benchsuite/report/exports.py"),
     "measure": ("benchsuite/measure/*.py", "benchsuite/measure/workloads/*.py", "benchsuite/judge/*.py"),
     "run": ("benchsuite/run/*.py", "benchsuite/*.py"),

@@ -225,7 +225,11 @@ def test_rank_0_decides_numbers_for_all(rig: Rig) -> None:
 def test_the_k_of_each_row_is_chosen_on_rank_0_alone(rank: int, rig: Rig) -> None:
     forgot: list[bool] = []
     inner: Any = SimpleNamespace(
-        k_option="k", max_k=9, next_k=lambda stats: [3] * stats.batch, forget=lambda: forgot.append(True)
+        k_option="k",
+        max_k=9,
+        reads_confidence=False,
+        next_k=lambda stats: [3] * stats.batch,
+        forget=lambda: forgot.append(True),
     )
     rig.world.kept["rank/0"] = rig.world.kept["rank/1"]
     controller = RankZeroDecides(inner, rig.meet(rank))
