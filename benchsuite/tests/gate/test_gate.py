@@ -88,7 +88,7 @@ AGAINST = ("--gate=fail", "--gate-against=gate.json")
 
 def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_caught(run: Run, tmp_path: Path) -> None:
     def gated(*options: str) -> Done:
-        long = ("--specdec-workload=chat", "--specdec-draft=oracle(0.8)", "--specdec-prompts=3")
+        long = ("--specdec-workload=chat", "--specdec-draft=oracle(0.8)", "--specdec-prompts=6")
         return run("-m", "pytest", *NO_PLUGINS, *TINY, *long, "--specdec-max-new-tokens=48", *options)
 
     made = gated("--specdec-peer=none", "--gate-save=gate.json")
