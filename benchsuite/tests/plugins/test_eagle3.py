@@ -11,8 +11,9 @@ from torch import Tensor
 
 from benchsuite.conformance.models.tiny import ask, requests
 from benchsuite.tests.eagle3_heads import eagle3_chain, eagle3_written
+from benchsuite.tests.proposed_windows import proposed_windows
 from benchsuite.tests.rig import Make, slow_after
-from specdec import Context, Engine, SamplingParams, SpecdecError, Verdict, Window
+from specdec import SamplingParams, SpecdecError
 from specdec.assembly import Assembly
 from specdec_kernels.reference import Reference
 from specdec_plugins.published import read_published
@@ -47,24 +48,6 @@ class Unrolled:
         return eagle3_chain(self._parts, Reference(), states, tokens, embedding)[-1]
 
 
-def _windows(engine: Engine, asked: list[int], count: int = 6) -> list[tuple[Tensor, Window]]:
-    """(tokens of the row so far, its window) for every row of every step with proposals; K follows ``asked``."""
-    found: list[tuple[Tensor, Window]] = []
-
-    def keep(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
-        for row in range(context.rows):
-            width = int(window.width[row])
-            if width > 1:
-                tokens, parents = window.tokens[row : row + 1, :width], window.parents[row : row + 1, :width]
-                text = context.tokens[row, : context.length_host[row]].clone()
-                found.append((text, Window(tokens, parents, window.width[row : row + 1])))
-
-    ask(engine, asked * 60)
-    engine.trace = keep
-    engine.run(requests(SamplingParams(max_new_tokens=16), count=count))
-    return found
-
-
 CHAINS = [
     ("eagle3", "", Reading()),
     ("eagle31", "layers=1-0-2", Reading(layers=(1, 0, 2))),
@@ -84,7 +67,7 @@ def test_every_proposal_is_the_heads_own_over_the_whole_text(
     folder = eagle3_written(tmp_path / "head", TargetSizes.of(build.target), (0, 1, 2), case)
     head = Unrolled(build, folder, reading)
     engine = build.engine(f"eagle3(head={str(folder)!r}{', ' * bool(options)}{options})", k=3)
-    found = _windows(engine, [3, 3, 0, 1, 0, 0, 3, 2])
+    found = proposed_windows(engine, [3, 3, 0, 1, 0, 0, 3, 2], SamplingParams(max_new_tokens=16))
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
     assert len(found) > 40
     for text, window in found[::3]:
@@ -102,7 +85,7 @@ def test_every_node_of_a_tree_is_a_likely_child_on_its_own_path(assemble: Make, 
     head = Unrolled(build, folder)
     engine = build.engine(f"eagle3(head={str(folder)!r}, beam=3, depth=3)", "tree_rejection", k=9)
     depths = set[int]()
-    for text, window in _windows(engine, [9, 0, 9, 9])[::5]:
+    for text, window in proposed_windows(engine, [9, 0, 9, 9], SamplingParams(max_new_tokens=16))[::5]:
         tokens, parents = window.tokens[0].tolist(), window.parents[0].tolist()
         paths: list[list[int]] = [[]]
         for slot in range(1, len(tokens)):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchsuite.conformance.models.tiny import ask, requests
+from benchsuite.tests.proposed_windows import proposed_windows
 from benchsuite.tests.rig import HEAD_IDS as IDS
 from benchsuite.tests.rig import Make, saved_head, slow_after
 from specdec import Context, Engine, SamplingParams, SpecdecError, Verdict, Window
@@ -29,20 +30,8 @@ OPS = Reference()
 
 def _windows(engine: Engine, asked: list[int], temperature: float = 0.0) -> list[tuple[Tensor, Window]]:
     """(tokens of the row so far, its window) for every row of every step with proposals; K follows ``asked``."""
-    found: list[tuple[Tensor, Window]] = []
-
-    def keep(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
-        for row in range(context.rows):
-            width = int(window.width[row])
-            if width > 1:
-                whole = context.tokens[row, : context.length_host[row]].clone()
-                tokens, parents = window.tokens[row : row + 1, :width], window.parents[row : row + 1, :width]
-                found.append((whole, Window(tokens, parents, window.width[row : row + 1])))
-
-    ask(engine, asked * 60)
-    engine.trace = keep
     # `tree_rejection` is not coupled: only the head decides the proposals.
-    engine.run(requests(SamplingParams(temperature=temperature, max_new_tokens=20), count=6))
+    found = proposed_windows(engine, asked, SamplingParams(temperature=temperature, max_new_tokens=20))
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
     return found
 
