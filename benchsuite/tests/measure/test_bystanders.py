@@ -19,6 +19,10 @@ from benchsuite.tests.comparison_rig import OTHER, OURS, PLAIN, Scripted, Surrou
 from specdec import Request, SpecdecError
 
 
+LONG = 1.0
+"""Seconds of work that go on after a run, so many that on a busy machine the run's end is still seen before theirs."""
+
+
 def burn(seconds: float) -> None:
     """Use so much of the processor's time."""
     start = time.thread_time()
@@ -64,7 +68,7 @@ def test_a_run_that_leaves_nothing_behind_disturbs_nobody() -> None:
 def test_a_thread_that_works_on_after_its_run_is_named() -> None:
     bystanders = Bystanders()
     bystanders.begin()
-    threading.Thread(target=burn, args=(0.1,), name="late").start()
+    threading.Thread(target=burn, args=(LONG,), name="late").start()
     found = bystanders.end("ours")
     assert list(found) == ["ours"]
     assert found["ours"].startswith("the thread late worked on for ")
@@ -159,11 +163,11 @@ class Acting(Scripted):
 
 def test_an_arm_whose_work_goes_on_fails_by_name_and_the_others_are_measured() -> None:
     ground = Surroundings()
-    ours = Acting(OURS, ground.said, act=threading.Thread(target=burn, args=(0.5,), name="late").start)
+    ours = Acting(OURS, ground.said, act=threading.Thread(target=burn, args=(LONG,), name="late").start)
     comparison = ground.comparison(Scripted(PLAIN, ground.said), ours, Scripted(OTHER, ground.said))
     comparison.measure(distinct_units(2))
     failed, plain, other = (comparison.series[arm] for arm in (OURS, PLAIN, OTHER))
-    assert (failed.error or "").startswith("ngram could not be measured: the thread late worked on for 0.")
+    assert (failed.error or "").startswith("ngram could not be measured: the thread late worked on for ")
     assert (failed.outcomes, failed.ended) == ([], "refused")
     assert [len(series.outcomes) for series in (plain, other)] == [2, 2]
     assert plain.conditions == {"dtype": "float32", "threads": str(torch.get_num_threads())}
