@@ -87,12 +87,27 @@ def eagle3_of_eagle(
     The last of ``states`` must be the output of the last layer.
 
     Its conventions (EAGLE 3.1) make the states that are read and fed back those of ``eagle``. EAGLE's layer reads one
-    mixture of token and state; here its attention reads the same mixture, up to the size that EAGLE norms away, which
-    is measured on ``embedded`` and ``hidden`` [B, T, H], and its residual is the state alone: that part must be learnt.
+    mixture of token and state, EAGLE-3's residual is the state alone. So the heads are two for each of ``eagle``'s, with
+    keys and values of their own: the first do what ``eagle``'s do, up to the size of the mixture, which is measured on
+    ``embedded`` and ``hidden`` [B, T, H]; the others see their own place alone, and their values are what the mixture
+    has beside the state.
     """
-    shape = replace(_eagle3_shape(model, states, ids), fusion_norm="each", norm_before_residual=True, norm_output=True)
+    old = eagle.shape
+    shape = replace(
+        _eagle3_shape(model, states, ids),
+        heads=2 * old.heads,
+        heads_kv=2 * old.heads,
+        fusion_norm="each",
+        norm_before_residual=True,
+        norm_output=True,
+        bias=True,
+        out_bias=True,
+    )
+    size, inner = shape.hidden, old.heads * old.head_dim
+    if inner < size:
+        raise SpecdecError(f"heads of EAGLE of size {inner} in all cannot hand on states of size {size}")
     torch.manual_seed(seed)
-    head, size = Eagle3Head(shape, _frequencies(model)), shape.hidden
+    head = Eagle3Head(shape, _frequencies(model))
     head.fusion.zero_()
     head.fusion[:, -size:].copy_(torch.eye(size))
     assert head.fusion_norm is not None
@@ -102,14 +117,42 @@ def eagle3_of_eagle(
     scale = float(mixed.square().mean(-1).sqrt().median())
     head.token_norm.copy_(eagle.token_norm)
     [layer] = head.stack()
+    assert layer.qkv_bias is not None
     layer.norm_before.copy_(eagle.hidden_norm)
-    layer.qkv.copy_((eagle.qkv * eagle.norm_before) @ eagle.enter / scale)
-    for name in ("norm_after", "out", "gate_up", "down"):
+    read = (eagle.qkv * eagle.norm_before) @ eagle.enter / scale
+    query, key, value = read.split([inner, *[old.heads_kv * old.head_dim] * 2])
+    key, value = (
+        part.unflatten(0, (old.heads_kv, -1)).repeat_interleave(old.heads // old.heads_kv, dim=0).flatten(0, 1)
+        for part in (key, value)
+    )
+    beside = torch.zeros(inner, 2 * size)
+    beside[:size] = eagle.enter
+    beside[:size, size:] -= torch.eye(size)
+    none = torch.zeros_like(query)
+    layer.qkv.copy_(torch.cat([query, none, key, none, value, beside]))
+    here = _own_place(head.inverse, shape.head_dim**-0.5).repeat(old.heads)
+    empty = torch.zeros(inner)
+    layer.qkv_bias.copy_(torch.cat([empty, here, empty, here, empty, empty]))
+    layer.out.copy_(torch.cat([eagle.out, torch.eye(size, inner)], dim=1))
+    for name in ("norm_after", "gate_up", "down"):
         getattr(layer, name).copy_(getattr(eagle, name))
     head.norm.copy_(eagle.norm)
     head.output.copy_(model.get_output_embeddings().weight[ids])
     head.output.requires_grad_(False)
     return head
+
+
+def _own_place(inverse: Tensor, scaling: float) -> Tensor:
+    """A query [d] that is its own key: turned by any distance but 0, it scores lower by 10 and more.
+
+    The fastest of the ``inverse`` frequencies [d / 2] tell near places apart, together with the next the far ones.
+    """
+    fast = max(4, len(inverse) // 4)
+    distance = torch.arange(1, 4096)
+    lost = fast - torch.cos(distance[:, None] * inverse[:fast]).sum(-1)
+    vector = torch.zeros(2 * len(inverse))
+    vector[:fast] = float((10.0 / (scaling * lost.min())).sqrt())
+    return vector
 
 
 def _unit(x: Tensor, eps: float) -> Tensor:
