@@ -18,7 +18,6 @@ from benchsuite.measure.runners import Outcome
 from benchsuite.tests.comparison_rig import OTHER, OURS, PLAIN, Scripted, Surroundings, distinct_units
 from specdec import Request, SpecdecError
 
-
 LONG = 1.0
 """Seconds of work that go on after a run, so many that on a busy machine the run's end is still seen before theirs."""
 

@@ -87,10 +87,10 @@ def eagle3_of_eagle(
     The last of ``states`` must be the output of the last layer.
 
     Its conventions (EAGLE 3.1) make the states that are read and fed back those of ``eagle``. EAGLE's layer reads one
-    mixture of token and state, EAGLE-3's residual is the state alone. So the heads are two for each of ``eagle``'s, with
-    keys and values of their own: the first do what ``eagle``'s do, up to the size of the mixture, which is measured on
-    ``embedded`` and ``hidden`` [B, T, H]; the others see their own place alone, and their values are what the mixture
-    has beside the state.
+    mixture of token and state, EAGLE-3's residual is the state alone. So there are two heads of attention for each of
+    ``eagle``'s, with keys and values of their own: the first do what ``eagle``'s do, up to the size of the mixture,
+    which is measured on ``embedded`` and ``hidden`` [B, T, H]; the others see their own place alone, and their values
+    are what the mixture has beside the state.
     """
     old = eagle.shape
     shape = replace(
@@ -119,19 +119,8 @@ def eagle3_of_eagle(
     [layer] = head.stack()
     assert layer.qkv_bias is not None
     layer.norm_before.copy_(eagle.hidden_norm)
-    read = (eagle.qkv * eagle.norm_before) @ eagle.enter / scale
-    query, key, value = read.split([inner, *[old.heads_kv * old.head_dim] * 2])
-    key, value = (
-        part.unflatten(0, (old.heads_kv, -1)).repeat_interleave(old.heads // old.heads_kv, dim=0).flatten(0, 1)
-        for part in (key, value)
-    )
-    beside = torch.zeros(inner, 2 * size)
-    beside[:size] = eagle.enter
-    beside[:size, size:] -= torch.eye(size)
-    none = torch.zeros_like(query)
-    layer.qkv.copy_(torch.cat([query, none, key, none, value, beside]))
-    here = _own_place(head.inverse, shape.head_dim**-0.5).repeat(old.heads)
-    empty = torch.zeros(inner)
+    layer.qkv.copy_(_doubled(eagle, scale))
+    here, empty = _own_place(head.inverse, shape.head_dim**-0.5).repeat(old.heads), torch.zeros(inner)
     layer.qkv_bias.copy_(torch.cat([empty, here, empty, here, empty, empty]))
     layer.out.copy_(torch.cat([eagle.out, torch.eye(size, inner)], dim=1))
     for name in ("norm_after", "gate_up", "down"):
@@ -140,6 +129,22 @@ def eagle3_of_eagle(
     head.output.copy_(model.get_output_embeddings().weight[ids])
     head.output.requires_grad_(False)
     return head
+
+
+def _doubled(eagle: EagleHead, scale: float) -> Tensor:
+    """Queries, keys and values of ``eagle``'s attention and of as many heads that carry its mixture less the state."""
+    shape, size = eagle.shape, eagle.shape.hidden
+    inner, each = shape.heads * shape.head_dim, shape.heads // shape.heads_kv
+    read = (eagle.qkv * eagle.norm_before) @ eagle.enter / scale
+    query, *shared = read.split([inner, *[shape.heads_kv * shape.head_dim] * 2])
+    key, value = (
+        part.unflatten(0, (shape.heads_kv, -1)).repeat_interleave(each, dim=0).flatten(0, 1) for part in shared
+    )
+    beside = torch.zeros(inner, 2 * size)
+    beside[:size] = eagle.enter
+    beside[:size, size:] -= torch.eye(size)
+    none = torch.zeros_like(query)
+    return torch.cat([query, none, key, none, value, beside])
 
 
 def _own_place(inverse: Tensor, scaling: float) -> Tensor:

@@ -20,6 +20,7 @@ from specdec_plugins.heads.corpus import Corpus
 from specdec_plugins.heads.eagle3_head import Eagle3Head
 from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.medusa_heads import MedusaHeads
+from specdec_plugins.heads.muon import OwnDtypeMuon
 
 HELD_OUT = 0.05
 """Share of the conversations that training does not use."""
@@ -257,7 +258,7 @@ def _optimizers(head: Head, rate: float) -> list[torch.optim.Optimizer]:
     matrices = [p for p in learning if p.dim() == 2]
     rest = [p for p in learning if p.dim() != 2]
     return [
-        torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        OwnDtypeMuon(matrices, rate, 0.05, head.norm.numel()),
         torch.optim.AdamW(rest, lr=rate, weight_decay=0.0),
     ]
 
