@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec import Context, Draft, Request, Verdict, Window
+from specdec import Context, Draft, Request, SpecdecError, Verdict, Window
 from specdec.arena import Arena, KeptCells, LayerShape, Plan
 from specdec.devices import uploaded
 from specdec.interfaces import Env
@@ -21,6 +21,15 @@ from specdec_plugins.reading import caught_up, known_text
 
 MOST_DEFERRED = 32
 """Steps without proposals after which their entries are computed in any case."""
+
+
+def refuse_tree(draft: str, beam: int, depth: int, max_draft: int, least: float) -> None:
+    """SpecdecError, which names the draft, for options of chains and trees that mean nothing."""
+    if beam < 1 or depth < 1 or max_draft < 0 or not 0 <= least < 1:
+        raise SpecdecError(
+            f"{draft} was given beam={beam}, depth={depth}, max_draft={max_draft}, least={least}; "
+            "expected beam and depth 1 or more, max_draft 0 or more, least from 0 to below 1"
+        )
 
 
 class FeedbackHead(ABC):

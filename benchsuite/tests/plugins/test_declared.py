@@ -12,9 +12,11 @@ OPTIONS = {
     "draft": {
         "arctic_suffix": "factor=1.0, offset=0.0, least=0.1, depth=64, cached=-1, tree=False",
         "custom_class": "path='', settings='{}', learns=False",
-        "dflash": "head='', layers='', ids='', window='', embedding='', inside='', first='', max_draft=0",
+        "dflash": "head='', layers='', ids='', window='', embedding='', inside='', first='', max_draft=0, "
+        "weights='float'",
         "draft_model": "model=None, layers=None, vocabulary='same'",
-        "dspark": "head='', layers='', ids='', window='', embedding='', inside='', first='', max_draft=0",
+        "dspark": "head='', layers='', ids='', window='', embedding='', inside='', first='', max_draft=0, "
+        "weights='float'",
         "eagle": "head='lite', alpha=0.5, max_draft=0, reset=True, beam=1, depth=5, least=0.0, weights='float'",
         "eagle3": "head='', layers='', states='', ids='', window='', embedding='', pickle=False, max_draft=0, "
         "beam=1, depth=5, least=0.0, weights='float'",
@@ -26,7 +28,7 @@ OPTIONS = {
         "mtp": "head='target', states='', final='', order='', embedding='', max_draft=0, beam=1, depth=5, least=0.0",
         "ngram": "n_max=4, n_min=2, branches=1",
         "oracle": "rate=0.8, cost=''",
-        "peagle": "head='', layers='', ids='', window='', embedding='', mask='', max_draft=0",
+        "peagle": "head='', layers='', ids='', window='', embedding='', mask='', max_draft=0, weights='float'",
         "rest": "datastore=''",
         "suffix": "factor=2.0, least=0.3, min_match=2, earlier=True, branches=1",
         "transformers_candidates": "generator='PromptLookupCandidateGenerator', model=None, settings='{}'",
@@ -74,6 +76,8 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
         ("needs_hidden", "needs_logits", "branches", "looks_up", "extends", "learns", "small_ops"),
         {
             "arctic_suffix": ("looks_up", "small_ops"),
+            "dflash": ("small_ops",),
+            "dspark": ("small_ops",),
             "garbage": ("small_ops",),
             "medusa": ("needs_hidden",),
             "ngram": ("looks_up", "extends", "small_ops"),

@@ -132,7 +132,7 @@ def test_a_head_or_an_option_that_cannot_be_read_is_refused(assemble: Make, tmp_
     build = assemble("llama")
     folder = eagle3_written(tmp_path / "head", TargetSizes.of(build.target), (0, 1), "one_norm")
     for options, sentence in (
-        ("", r"needs a head: eagle3\(head="),
+        ("", r"none is named: eagle3\(head='path/to/head'\)"),
         ("head=nowhere", r"there is no head 'nowhere'"),
         (f"head={str(folder)!r}, beam=0", r"beam=0.*; expected beam and depth 1 or more"),
         (f"head={str(folder)!r}, weights=int7", r"weights is 'int7'; expected float, int8 or int4"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchsuite.conformance.models.tiny import registry, requests
-from benchsuite.tests.rig import HEAD_IDS, Make, saved_head
+from benchsuite.tests.recorded_heads import Led, recorded_assembly, recorded_head, recorded_steps
+from benchsuite.tests.rig import HEAD_IDS, Make, saved_head, slow_after
 from specdec import SamplingParams, SpecdecError
 from specdec.decoder import Cells
 from specdec.quantised import Quantised
@@ -89,3 +92,43 @@ def test_a_draft_in_codes_proposes_what_its_rounded_head_does_and_the_text_is_pl
     rows = build.target.model.get_output_embeddings().weight[ids]
     bits = bits_named(weights)
     assert engine.draft.weight_bytes == stored_bytes(head, bits) + Quantised.of(rows, bits or 8).nbytes
+
+
+def proposed_and_bytes(path: str, name: str, options: str) -> tuple[Tensor, int]:
+    """The distributions of all proposals along a recorded text, and the bytes that a forward reads."""
+    steps, form = recorded_steps(name), name.partition("/")[0]
+    if form == "peagle":
+        steps = {**steps, "tokens": torch.cat([torch.tensor([9]), steps["tokens"]])}
+    led = Led(
+        recorded_assembly().engine(f"{form}(head={path!r}{options})", "rejection", k=3),
+        steps,
+        SamplingParams(temperature=1.0),
+    )
+    found = [window.q for _, _, window in led.places(3, 2)]
+    return torch.stack([q for q in found if q is not None]), led.draft.weight_bytes
+
+
+LOOKED_UP = ("embed_tokens.weight", "markov_head.markov_w1.weight", "confidence_head.proj.weight")
+"""Matrices of published heads of which rows are read, and one of a single row: they are not rounded."""
+
+
+@pytest.mark.parametrize("name", slow_after(3, ["dflash/windows", "dspark/gated", "peagle/llama", "dspark/rnn"]))
+def test_a_published_block_in_codes_proposes_what_the_head_of_its_rounded_matrices_does(
+    name: str, tmp_path: Path
+) -> None:
+    path, rounded = recorded_head(name), tmp_path / "rounded"
+    shutil.copytree(path, rounded)
+    tensors = load_file(rounded / "model.safetensors")
+    for key, tensor in tensors.items():
+        if tensor.dim() == 2 and key not in LOOKED_UP:
+            tensors[key] = Quantised.of(tensor, 8).dequantise()
+    save_file(tensors, rounded / "model.safetensors")
+    exact, stored = proposed_and_bytes(path, name, "")
+    found, read = proposed_and_bytes(path, name, ", weights=int8")
+    expected, _ = proposed_and_bytes(str(rounded), name, "")
+    error = float((expected - exact).abs().max())
+    assert error > 1e-4
+    assert float((found - expected).abs().max()) < 0.02 * error
+    assert read < 0.8 * stored
+    with pytest.raises(SpecdecError, match="weights is 'int7'; expected float, int8 or int4"):
+        proposed_and_bytes(path, name, ", weights=int7")

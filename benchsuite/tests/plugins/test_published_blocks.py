@@ -328,7 +328,7 @@ def test_a_k_beyond_the_block_is_refused_unless_the_most_is_named() -> None:
 def test_a_head_of_another_form_and_no_head_are_refused() -> None:
     with pytest.raises(SpecdecError, match=r"is a head of the form dspark; name the draft dspark\(head=…\)"):
         recorded_assembly().engine(f"dflash(head={recorded_head('dspark/rnn')!r})", k=3)
-    with pytest.raises(SpecdecError, match=r"none is named: dspark\(head=path/to/head\)"):
+    with pytest.raises(SpecdecError, match=r"none is named: dspark\(head='path/to/head'\)"):
         recorded_assembly().engine("dspark", k=3)
 
 

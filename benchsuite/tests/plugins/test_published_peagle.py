@@ -139,7 +139,7 @@ def test_a_damaged_head_is_refused_by_name(change: Any, tensors: Any, said: str,
 
 def test_wrong_options_and_a_head_of_another_form_are_refused() -> None:
     for options, said in (
-        (f"head={recorded_head('dspark/rnn')!r}", r"is of the form dspark; use the draft dspark\(head=…\)"),
+        (f"head={recorded_head('dspark/rnn')!r}", r"is a head of the form dspark; name the draft dspark\(head=…\)"),
         ("", "none is named"),
         (f"head={recorded_head('peagle/llama')!r}, max_draft=-1", "max_draft=-1; expected 0 or more"),
         (f"head={recorded_head('peagle/llama')!r}, mask=last", "mask is 'last'; expected a token's id"),

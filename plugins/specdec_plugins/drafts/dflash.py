@@ -15,23 +15,25 @@ from specdec.arena import Arena, KeptCells
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import PREFILL_CHUNK
 from specdec.runtime import Eager, addresses
-from specdec_plugins import published
 from specdec_plugins.chain import Chain
 from specdec_plugins.heads.dflash_head import DFlashHead
-from specdec_plugins.heads.dspark_head import DSparkHead
+from specdec_plugins.heads.dspark_head import DSparkHead, SparkWeights
 from specdec_plugins.heads.placed import placed
-from specdec_plugins.published.reading import Reading, TargetSizes
+from specdec_plugins.heads.rounding import bits_named
+from specdec_plugins.published import dflash, dspark, read_for
+from specdec_plugins.published.options import (
+    EmbeddingText,
+    FirstText,
+    HeadPath,
+    IdsText,
+    InsideText,
+    LayersText,
+    WeightsText,
+    WindowText,
+)
+from specdec_plugins.published.reading import Reading
 from specdec_plugins.reading import known_text
 from specdec_plugins.reduced import Reduced
-
-HeadPath = Annotated[str, "a published head: a folder, or a .safetensors file beside its config.json"]
-LayersText = Annotated[str, "outputs of the target's layers that it reads, from 0, as 1-9-17; empty: as the file says"]
-IdsText = Annotated[str, "what d2t holds: offset or id; empty: as the file says"]
-WindowText = Annotated[str, "tokens that a layer with a window sees, 0 for all; empty: as the file says"]
-EmbeddingText = Annotated[str, "whose embeddings it reads: own or target; empty: as the file says"]
-InsideText = Annotated[str, "what a slot sees of its block in a layer with a window: all or causal"]
-FirstText = Annotated[str, "the block's first slot: given, or proposes; empty: as the file says"]
-MostText = Annotated[int, "most proposals of a step, at most the block's; 0: K, which is then no larger"]
 
 
 class BlockDraft(Draft):
@@ -43,16 +45,18 @@ class BlockDraft(Draft):
 
     small_ops = True
 
-    def __init__(self, env: Env, head: DFlashHead, layers: tuple[int, ...], max_draft: int) -> None:
+    def __init__(
+        self, env: Env, head: DFlashHead, layers: tuple[int, ...], max_draft: int, bits: int | None = None
+    ) -> None:
         shape, target = head.shape, env.target
         self._most = min(shape.proposals, max_draft or env.max_window - 1)
         self.hidden_layers = tuple(sorted(set(layers)))
         places = [self.hidden_layers.index(layer) for layer in layers]
         self._places = None if places == [*range(len(places))] else torch.tensor(places, device=target.device)
         self._head, self._ops, self._runtime = placed(head, target.device, target.dtype), env.ops, env.runtime
-        self._weights = self._head.weights(env.ops)
+        self._weights = self._head.weights(env.ops, bits)
         ids = torch.arange(target.vocabulary, device=target.device) if head.ids is None else head.ids
-        self._reduced, self._whole = Reduced(env, ids), head.ids is None
+        self._reduced, self._whole = Reduced(env, ids, bits), head.ids is None
         if head.rows is not None:
             self._reduced.read_with(head.rows)
         self._target_embeds, self._dtype = target.model.get_input_embeddings(), target.dtype
@@ -66,8 +70,10 @@ class BlockDraft(Draft):
             device=target.device,
         )
         self._longest, self._most_tokens = 0, env.max_length  # host's bound on committed entries, and its limit
-        # A forward of the block, and the entries that the step commits.
-        self.weight_bytes = sum(weight.nbytes for weight in head.parameters()) + self._reduced.weight_bytes
+        # A forward of the block, and the entries that the step commits; of embeddings only rows are read.
+        vectors = [part for part in self._head.parameters() if part.dim() == 1 or len(part) == 1]
+        read = [*self._weights.matrices, *vectors]
+        self.weight_bytes = sum(part.nbytes for part in read) + self._reduced.weight_bytes
         self._forwards = 0
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
@@ -155,96 +161,77 @@ class BlockDraft(Draft):
         return {"draft_forwards": self._forwards}
 
 
-class SparkDraft(BlockDraft):
-    """A block in which each proposal's logits are biased by the proposal before it, with a confidence in each."""
-
-    def __init__(self, env: Env, head: DSparkHead, layers: tuple[int, ...], max_draft: int) -> None:
-        super().__init__(env, head, layers, max_draft)
-        self._spark = head
-        self._markov = None if head.markov is None else head.markov.weights(env.ops)
-
-    def _read(self, context: Context, states: Tensor, k: int) -> Window:
-        head, first, markov = self._spark, 0 if self._spark.shape.from_first else 1, self._spark.markov
-        logits, chain = self._reduced.logits(states[:, first : first + k]), self._chain(context)
-        before, memory, token = context.pending, states.new_zeros(context.rows, head.parts.rank), None
-        sure = []
-        for slot in range(first + k):
-            if markov is not None and self._markov is not None:
-                token = F.embedding(before, markov.before).to(states.dtype)
-                bias, memory = markov(self._ops, token, states[:, slot], memory, self._markov)
-            if slot < first:
-                continue  # the slot of the pending token proposes nothing, and the memory passes through it
-            if head.parts.confident:
-                sure.append(head.confidence(self._ops, states[:, slot], token))
-            own = logits[:, slot - first]
-            before = chain.propose((own if markov is None else own + bias)[:, None])[:, 0]
-        window = chain.window()
-        if not sure:
-            return window
-        return replace(window, confidence=torch.stack([torch.ones_like(sure[0]), *sure], dim=1))
-
-
-def _built(env: Env, form: str, head: str, reading: Reading, max_draft: int) -> BlockDraft:
-    if not head:
-        raise SpecdecError(f"{form} drafts with a published head, and none is named: {form}(head=path/to/head)")
-    found = published.read_published(head, TargetSizes.of(env.target), reading)
-    if found.form != form:
-        raise SpecdecError(f"{head} is a head of the form {found.form}; name the draft {found.form}(head=…)")
-    network, layers = found.head, found.reading.layers
-    most, asked = network.shape.proposals, env.max_window - 1
-    if not 0 <= max_draft <= most or (not max_draft and asked > most):
-        raise SpecdecError(
-            f"a block of {head} has {most} proposals, and K is {asked} and max_draft {max_draft}; expected a K of at "
-            f"most {most}, or {form}(head=…, max_draft={most}), which proposes no more whatever K is"
-        )
-    assert layers is not None
-    return (SparkDraft if isinstance(network, DSparkHead) else BlockDraft)(env, network, layers, max_draft)
-
-
-def dflash(
-    env: Env,
-    head: HeadPath = "",
-    layers: LayersText = "",
-    ids: IdsText = "",
-    window: WindowText = "",
-    embedding: EmbeddingText = "",
-    inside: InsideText = "",
-    first: FirstText = "",
-    max_draft: MostText = 0,
-) -> Draft:
+class DFlash(BlockDraft):
     """One forward proposes a whole block: the pending token and masks, which see each other and the target's states.
 
     Source: DFlash, 2602.06036; the forms of heads, speculators 0.9 and z-lab/dflash.
 
     Example: ``dflash(head=path/to/head)`` with K = 7 for a block of 8.
     """
-    reading = Reading.of(layers=layers, ids=ids, window=window, embedding=embedding, inside=inside, first=first)
-    return _built(env, "dflash", head, reading, max_draft)
+
+    form = dflash.FORM
+
+    def __init__(
+        self,
+        env: Env,
+        head: HeadPath = "",
+        layers: LayersText = "",
+        ids: IdsText = "",
+        window: WindowText = "",
+        embedding: EmbeddingText = "",
+        inside: InsideText = "",
+        first: FirstText = "",
+        max_draft: Annotated[int, "most proposals of a step, at most the block's; 0: K, which is then no larger"] = 0,
+        weights: WeightsText = "float",
+    ) -> None:
+        bits = bits_named(weights)
+        reading = Reading.of(layers=layers, ids=ids, window=window, embedding=embedding, inside=inside, first=first)
+        found = read_for(self.form, head, env.target, reading)
+        most, asked = found.head.shape.proposals, env.max_window - 1
+        if not 0 <= max_draft <= most or (not max_draft and asked > most):
+            raise SpecdecError(
+                f"a block of {head} has {most} proposals, and K is {asked} and max_draft {max_draft}; expected a K of "
+                f"at most {most}, or {self.form}(head=…, max_draft={most}), which proposes no more whatever K is"
+            )
+        assert found.reading.layers is not None
+        super().__init__(env, found.head, found.reading.layers, max_draft, bits)
 
 
-def dspark(
-    env: Env,
-    head: HeadPath = "",
-    layers: LayersText = "",
-    ids: IdsText = "",
-    window: WindowText = "",
-    embedding: EmbeddingText = "",
-    inside: InsideText = "",
-    first: FirstText = "",
-    max_draft: MostText = 0,
-) -> Draft:
+class DSpark(DFlash):
     """A DFlash block whose proposals are biased by the proposal before, each with the head's own confidence in it.
 
     Source: DSpark, 2607.05147; the form of heads, speculators 0.9.
 
     Example: ``dspark(head=path/to/head)`` with K = 7 for a block of 7.
     """
-    reading = Reading.of(layers=layers, ids=ids, window=window, embedding=embedding, inside=inside, first=first)
-    return _built(env, "dspark", head, reading, max_draft)
+
+    form = dspark.FORM
+
+    def _read(self, context: Context, states: Tensor, k: int) -> Window:
+        head, weights, first = self._head, self._weights, 0 if self._head.shape.from_first else 1
+        assert isinstance(head, DSparkHead)
+        assert isinstance(weights, SparkWeights)
+        logits, chain = self._reduced.logits(states[:, first : first + k]), self._chain(context)
+        before, memory, token = context.pending, states.new_zeros(context.rows, head.parts.rank), None
+        sure = []
+        for slot in range(first + k):
+            if head.markov is not None and weights.markov is not None:
+                token = F.embedding(before, head.markov.before).to(states.dtype)
+                bias, memory = head.markov(self._ops, token, states[:, slot], memory, weights.markov)
+            if slot < first:
+                continue  # the slot of the pending token proposes nothing, and the memory passes through it
+            if head.parts.confident:
+                sure.append(head.confidence(self._ops, states[:, slot], token))
+            own = logits[:, slot - first]
+            before = chain.propose((own if weights.markov is None else own + bias)[:, None])[:, 0]
+        window = chain.window()
+        if not sure:
+            return window
+        return replace(window, confidence=torch.stack([torch.ones_like(sure[0]), *sure], dim=1))
 
 
 @hookimpl
 def specdec_register_drafts(register: Callable[[str, DraftFactory | str], None]) -> None:
     """Register ``dflash`` and ``dspark``."""
-    register("dflash", dflash)
-    register("dspark", dspark)
+    register("dflash", DFlash)
+    register("dspark", DSpark)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from torch import Tensor
 
-from specdec import Draft, SpecdecError, hookimpl
+from specdec import Draft, hookimpl
 from specdec.arena import LayerShape, Plan
 from specdec.interfaces import DraftFactory, Env
 from specdec_plugins.drafts.eagle_lite import EagleLite
-from specdec_plugins.feedback import FeedbackDraft, FeedbackHead
+from specdec_plugins.feedback import FeedbackDraft, FeedbackHead, refuse_tree
 from specdec_plugins.heads import files
 from specdec_plugins.heads.rounding import bits_named, stored_bytes
 from specdec_plugins.reduced import Reduced
@@ -75,11 +75,7 @@ def eagle(
 
     Example: ``eagle(head=trained, beam=4)`` with K = 16 verifies trees of 16 nodes.
     """
-    if beam < 1 or depth < 1 or max_draft < 0 or not 0 <= least < 1:
-        raise SpecdecError(
-            f"eagle was given beam={beam}, depth={depth}, max_draft={max_draft}, least={least}; "
-            "expected beam and depth 1 or more, max_draft 0 or more, least from 0 to below 1"
-        )
+    refuse_tree("eagle", beam, depth, max_draft, least)
     if head == "lite":
         return EagleLite(env, alpha, max_draft, reset)
     return Eagle(env, head, max_draft, beam, depth, least, bits_named(weights))

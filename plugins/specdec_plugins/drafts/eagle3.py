@@ -8,15 +8,26 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from specdec import Draft, SpecdecError, hookimpl
+from specdec import Draft, hookimpl
 from specdec.arena import LayerShape, Plan
 from specdec.interfaces import DraftFactory, Env
-from specdec_plugins import published
-from specdec_plugins.feedback import FeedbackDraft, FeedbackHead
+from specdec_plugins.feedback import FeedbackDraft, FeedbackHead, refuse_tree
 from specdec_plugins.heads.placed import placed
 from specdec_plugins.heads.rounding import bits_named, stored_bytes
+from specdec_plugins.published import read_for
 from specdec_plugins.published.eagle3 import FORM, Eagle3Parts
-from specdec_plugins.published.reading import Published, Reading, TargetSizes
+from specdec_plugins.published.options import (
+    EmbeddingText,
+    HeadPath,
+    IdsText,
+    LayersText,
+    MostProposals,
+    PickleFlag,
+    StatesText,
+    WeightsText,
+    WindowText,
+)
+from specdec_plugins.published.reading import Published, Reading
 
 
 class PublishedEagle3(FeedbackHead):
@@ -86,18 +97,18 @@ class Eagle3(FeedbackDraft):
 
 def eagle3(
     env: Env,
-    head: Annotated[str, "a folder with config.json and .safetensors files, or such a file"] = "",
-    layers: Annotated[str, "layers whose outputs the head reads, from 0: 2-15-27; by default as the head says"] = "",
-    states: Annotated[str, "its own states that the head feeds back, before or after its last norm"] = "",
-    ids: Annotated[str, "how d2t is read: offset or id"] = "",
-    window: Annotated[str, "tokens over which the head attends; 0 is all"] = "",
-    embedding: Annotated[str, "whose embeddings the head reads: own or target"] = "",
-    pickle: Annotated[bool, "read a pickle too, its weights alone"] = False,
-    max_draft: Annotated[int, "most proposals of a step, for any K; 0 is no limit"] = 0,
+    head: HeadPath = "",
+    layers: LayersText = "",
+    states: StatesText = "",
+    ids: IdsText = "",
+    window: WindowText = "",
+    embedding: EmbeddingText = "",
+    pickle: PickleFlag = False,
+    max_draft: MostProposals = 0,
     beam: Annotated[int, "nodes expanded at each depth; 1 drafts a chain, more a tree"] = 1,
     depth: Annotated[int, "deepest proposals of a tree"] = 5,
     least: Annotated[float, "smallest probability, by the head, of a tree's node"] = 0.0,
-    weights: Annotated[str, "float as stored, or matrices rounded to int8 or int4"] = "float",
+    weights: WeightsText = "float",
 ) -> Draft:
     """Drafts with a published EAGLE-3 head, which fuses states of several of the target's layers.
 
@@ -108,17 +119,9 @@ def eagle3(
 
     Example: ``eagle3(head='path/to/head', beam=4)`` with K = 16 verifies trees of 16 nodes.
     """
-    if not head:
-        raise SpecdecError("eagle3 needs a head: eagle3(head='path/to/head'); docs/heads.md says which can be read")
-    if beam < 1 or depth < 1 or max_draft < 0 or not 0 <= least < 1:
-        raise SpecdecError(
-            f"eagle3 was given beam={beam}, depth={depth}, max_draft={max_draft}, least={least}; "
-            "expected beam and depth 1 or more, max_draft 0 or more, least from 0 to below 1"
-        )
+    refuse_tree("eagle3", beam, depth, max_draft, least)
     reading = Reading.of(layers=layers, states=states, ids=ids, window=window, embedding=embedding)
-    found = published.read_published(head, TargetSizes.of(env.target), reading, pickle)
-    if found.form != FORM:
-        raise SpecdecError(f"{head!r} is of the form {found.form}; use the draft {found.form}(head=…)")
+    found = read_for(FORM, head, env.target, reading, pickle)
     return Eagle3(env, found, max_draft, beam, depth, least, bits_named(weights))
 
 

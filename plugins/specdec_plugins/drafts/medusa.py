@@ -15,12 +15,13 @@ from specdec.interfaces import DraftFactory, Env
 from specdec.request import SamplingParams
 from specdec.runtime import addresses
 from specdec.sharding import whole_weight
-from specdec_plugins import published
 from specdec_plugins.chain import Chain
 from specdec_plugins.growth import Growth
 from specdec_plugins.heads import files
 from specdec_plugins.heads.medusa_heads import MedusaBlocks
-from specdec_plugins.published.reading import Published, Reading, TargetSizes
+from specdec_plugins.published import read_for
+from specdec_plugins.published.medusa import FORM
+from specdec_plugins.published.reading import Published, Reading
 from specdec_plugins.reduced import Reduced
 
 INITS = ("tie", "copy", "random")
@@ -195,9 +196,7 @@ class Medusa(Draft):
 
 def _published(env: Env, path: str, reading: Reading, pickle: bool) -> Published[MedusaBlocks]:
     """Heads that others published, on the target's device and in its dtype."""
-    found = published.read_published(path, TargetSizes.of(env.target), reading, pickle)
-    if found.form != "medusa":
-        raise SpecdecError(f"{path} is a head of the form {found.form}; expected medusa: build {found.form}(head=…)")
+    found = read_for(FORM, path, env.target, reading, pickle)
     found.head.place(env.target.device, env.target.dtype)
     return found
 

@@ -14,10 +14,12 @@ from specdec.interfaces import DraftFactory, Env
 from specdec.model import ArenaModel
 from specdec.sharding import whole_weight
 from specdec.threads import one_torch_thread
-from specdec_plugins import published
-from specdec_plugins.feedback import FeedbackDraft, FeedbackHead
+from specdec_plugins.feedback import FeedbackDraft, FeedbackHead, refuse_tree
 from specdec_plugins.heads.mtp_head import MtpHead
-from specdec_plugins.published.reading import Reading, TargetSizes
+from specdec_plugins.published import read_for
+from specdec_plugins.published.mtp import FORM
+from specdec_plugins.published.options import EmbeddingText, MostProposals, StatesText
+from specdec_plugins.published.reading import Reading
 
 
 class MtpSteps(FeedbackHead):
@@ -69,10 +71,7 @@ class Mtp(FeedbackDraft):
     def __init__(
         self, env: Env, head: str, reading: Reading, max_draft: int, beam: int, depth: int, least: float
     ) -> None:
-        path = _folder(env) if head == "target" else head
-        found = published.read_published(path, TargetSizes.of(env.target), reading)
-        if found.form != "mtp":
-            raise SpecdecError(f"{path} is a head of the form {found.form}; expected mtp: build {found.form}(head=…)")
+        found = read_for(FORM, _folder(env) if head == "target" else head, env.target, reading)
         steps, before = MtpSteps(env.target, found.head), found.reading.final == "before"
         self.needs_hidden, self.hidden_layers = not before, (len(env.target.layers) - 1,) if before else ()
         super().__init__(env, steps, max_draft, beam, depth, least)
@@ -89,11 +88,11 @@ def _folder(env: Env) -> str:
 def mtp(
     env: Env,
     head: Annotated[str, "target: the module in the target's own checkpoint; or a folder or file with one"] = "target",
-    states: Annotated[str, "before or after: which of its own states it goes on from, by its last norm"] = "",
+    states: StatesText = "",
     final: Annotated[str, "before or after: which of the target's states it reads, by the target's last norm"] = "",
     order: Annotated[str, "embedding or state: which comes first in the joined input"] = "",
-    embedding: Annotated[str, "own or target: whose embeddings it reads"] = "",
-    max_draft: Annotated[int, "most proposals of a step, for any K; 0 is no limit"] = 0,
+    embedding: EmbeddingText = "",
+    max_draft: MostProposals = 0,
     beam: Annotated[int, "nodes expanded at each depth; 1 drafts a chain, more a tree"] = 1,
     depth: Annotated[int, "deepest proposals of a tree"] = 5,
     least: Annotated[float, "smallest probability, by the module, of a tree's node"] = 0.0,
@@ -107,11 +106,7 @@ def mtp(
 
     Example: ``mtp(head=path/to/head, beam=4)`` with K = 16 verifies trees of 16 nodes.
     """
-    if beam < 1 or depth < 1 or max_draft < 0 or not 0 <= least < 1:
-        raise SpecdecError(
-            f"mtp was given beam={beam}, depth={depth}, max_draft={max_draft}, least={least}; "
-            "expected beam and depth 1 or more, max_draft 0 or more, least from 0 to below 1"
-        )
+    refuse_tree("mtp", beam, depth, max_draft, least)
     reading = Reading.of(states=states, final=final, order=order, embedding=embedding)
     return Mtp(env, head, reading, max_draft, beam, depth, least)
 

@@ -9,12 +9,22 @@ import torch
 
 from specdec import Context, Draft, SpecdecError, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
-from specdec_plugins import published
 from specdec_plugins.chain import Chain
 from specdec_plugins.drafts.eagle3 import PublishedEagle3
 from specdec_plugins.feedback import FeedbackDraft
+from specdec_plugins.heads.rounding import bits_named
+from specdec_plugins.published import read_for
+from specdec_plugins.published.options import (
+    EmbeddingText,
+    HeadPath,
+    IdsText,
+    LayersText,
+    MostProposals,
+    WeightsText,
+    WindowText,
+)
 from specdec_plugins.published.peagle import FORM, PeagleParts
-from specdec_plugins.published.reading import Reading, TargetSizes
+from specdec_plugins.published.reading import Reading
 from specdec_plugins.reading import known_text
 
 
@@ -24,9 +34,11 @@ class Peagle(FeedbackDraft):
     Entries of accepted tokens are EAGLE-3's; those of masks are never committed.
     """
 
-    def __init__(self, env: Env, parts: PeagleParts, layers: tuple[int, ...], max_draft: int) -> None:
+    def __init__(
+        self, env: Env, parts: PeagleParts, layers: tuple[int, ...], max_draft: int, bits: int | None = None
+    ) -> None:
         self.hidden_layers = tuple(sorted(layers))
-        head = PublishedEagle3(env, parts.eagle, layers, None)
+        head = PublishedEagle3(env, parts.eagle, layers, bits)
         super().__init__(env, head, max_draft, 1, 1, 0.0)
         self._mask, self._masked = parts.mask, head.fused(parts.states.to(env.target.device, env.target.dtype))
 
@@ -50,13 +62,14 @@ class Peagle(FeedbackDraft):
 
 def peagle(
     env: Env,
-    head: Annotated[str, "a folder with config.json and .safetensors files, or such a file"] = "",
-    layers: Annotated[str, "layers whose outputs the head reads, from 0: 2-15-27; by default as the head says"] = "",
-    ids: Annotated[str, "how d2t is read: offset or id"] = "",
-    window: Annotated[str, "tokens over which the head attends; 0 is all"] = "",
-    embedding: Annotated[str, "whose embeddings the head reads: own or target"] = "",
-    mask: Annotated[str, "the token that stands at every place past the first; by default as the head says"] = "",
-    max_draft: Annotated[int, "most proposals of a step, for any K; 0 is no limit"] = 0,
+    head: HeadPath = "",
+    layers: LayersText = "",
+    ids: IdsText = "",
+    window: WindowText = "",
+    embedding: EmbeddingText = "",
+    mask: Annotated[str, "the token that stands at every place past the first; empty: as the file says"] = "",
+    max_draft: MostProposals = 0,
+    weights: WeightsText = "float",
 ) -> Draft:
     """Drafts with a published P-EAGLE head: EAGLE-3's network, which proposes K tokens in one forward.
 
@@ -64,16 +77,13 @@ def peagle(
 
     Example: ``peagle(head='path/to/head')`` with K = 7.
     """
-    if not head:
-        raise SpecdecError("peagle drafts with a published head, and none is named: peagle(head='path/to/head')")
     if max_draft < 0:
         raise SpecdecError(f"peagle was given max_draft={max_draft}; expected 0 or more")
+    bits = bits_named(weights)
     reading = Reading.of(layers=layers, ids=ids, window=window, embedding=embedding, mask=mask)
-    found = published.read_published(head, TargetSizes.of(env.target), reading)
-    if found.form != FORM:
-        raise SpecdecError(f"{head!r} is of the form {found.form}; use the draft {found.form}(head=…)")
+    found = read_for(FORM, head, env.target, reading)
     assert found.reading.layers is not None
-    return Peagle(env, found.head, found.reading.layers, max_draft)
+    return Peagle(env, found.head, found.reading.layers, max_draft, bits)
 
 
 @hookimpl

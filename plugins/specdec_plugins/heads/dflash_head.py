@@ -12,6 +12,7 @@ from specdec.arena import LayerShape, Plan
 from specdec.decoder import Cells
 from specdec.interfaces import Backend
 from specdec.packed import Weight
+from specdec_plugins.heads.rounding import matrix_for
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class BlockWeights:
     texts: Weight
     layers: tuple[tuple[Weight, Weight, Weight, Weight], ...]
 
+    @property
+    def matrices(self) -> list[Weight]:
+        """All of them, of which a forward of the block and the entries of a text read each once."""
+        return [self.enter, self.texts, *(matrix for layer in self.layers for matrix in layer)]
+
 
 class BlockLayer(nn.Module):
     """One layer's parameters, a layer of Qwen3's kind; its biases are None if the head has none."""
@@ -77,6 +83,13 @@ class BlockLayer(nn.Module):
         self.qkv, self.out = empty(both, size), empty(size, inner)
         self.gate_up, self.down = empty(2 * shape.intermediate, size), empty(size, shape.intermediate)
         self.qkv_bias, self.out_bias = (empty(both), empty(size)) if bias else (None, None)
+
+    def weights(self, ops: Backend, bits: int | None) -> tuple[Weight, Weight, Weight, Weight]:
+        """The matrices ``qkv``, ``out``, ``gate_up`` and ``down``: see ``DFlashHead.weights``."""
+        qkv, out, gate_up, down = (
+            matrix_for(ops, matrix, bits) for matrix in (self.qkv, self.out, self.gate_up, self.down)
+        )
+        return qkv, out, gate_up, down
 
 
 class DFlashHead(nn.Module):
@@ -107,15 +120,15 @@ class DFlashHead(nn.Module):
         self.norm = nn.Parameter(torch.empty(shape.hidden), requires_grad=False)
         self.layers = nn.ModuleList(BlockLayer(shape, bias) for _ in shape.windows)
 
-    def weights(self, ops: Backend) -> BlockWeights:
-        """The matrices in the form that ``ops`` reads fastest."""
+    def weights(self, ops: Backend, bits: int | None = None) -> BlockWeights:
+        """The matrices in the form that ``ops`` reads fastest, rounded to codes of ``bits`` unless that is None."""
         layers = self.block_layers()
         inner, size = self.shape.heads * self.shape.head_dim, self.shape.heads_kv * self.shape.head_dim
         keys = [layer.qkv[inner : inner + size] for layer in layers]
         values = [layer.qkv[inner + size :] for layer in layers]
-        matrices = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in layers]
-        packed = tuple((ops.pack(a), ops.pack(b), ops.pack(c), ops.pack(d)) for a, b, c, d in matrices)
-        return BlockWeights(ops.pack(self.enter), ops.pack(torch.cat([*keys, *values])), packed)
+        # A row is rounded by itself, in whatever matrix it lies: the text's keys and values are the block's.
+        texts = matrix_for(ops, torch.cat([*keys, *values]), bits)
+        return BlockWeights(matrix_for(ops, self.enter, bits), texts, tuple(one.weights(ops, bits) for one in layers))
 
     def turn(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rotary's cos and sin [B, W, d] at positions [B, W]."""

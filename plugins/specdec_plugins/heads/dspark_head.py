@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from specdec.interfaces import Backend
 from specdec.packed import Weight
-from specdec_plugins.heads.dflash_head import BlockShape, DFlashHead
+from specdec_plugins.heads.dflash_head import BlockShape, BlockWeights, DFlashHead
+from specdec_plugins.heads.rounding import matrix_for
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 """What the bias of a slot follows from: the token before; that and the slot's state; these and the slots before."""
@@ -36,9 +37,9 @@ class Markov(nn.Module):
         self.mix = None if sizes is None else nn.Parameter(torch.empty(*sizes), requires_grad=False)
         self.mix_bias = None if sizes is None else nn.Parameter(torch.empty(sizes[0]), requires_grad=False)
 
-    def weights(self, ops: Backend) -> tuple[Weight, Weight | None]:
-        """``after`` and ``mix`` as ``ops`` reads them fastest."""
-        return ops.pack(self.after), None if self.mix is None else ops.pack(self.mix)
+    def weights(self, ops: Backend, bits: int | None = None) -> tuple[Weight, Weight | None]:
+        """``after`` and ``mix`` as ``ops`` reads them fastest, rounded to codes of ``bits`` unless that is None."""
+        return matrix_for(ops, self.after, bits), None if self.mix is None else matrix_for(ops, self.mix, bits)
 
     def forward(
         self, ops: Backend, token: Tensor, state: Tensor, memory: Tensor, weights: tuple[Weight, Weight | None]
@@ -57,6 +58,18 @@ class Markov(nn.Module):
             memory = gate * memory + (1 - gate) * candidate.tanh()
             token = output.tanh()
         return ops.linear(token, after, None).float(), memory
+
+
+@dataclass(frozen=True, eq=False)
+class SparkWeights(BlockWeights):
+    """A block's matrices and, if the head has a bias, those of the bias: see ``Markov.weights``."""
+
+    markov: tuple[Weight, Weight | None] | None
+
+    @property
+    def matrices(self) -> list[Weight]:
+        """See ``BlockWeights``; those of the bias among them."""
+        return super().matrices + [matrix for matrix in self.markov or () if matrix is not None]
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,12 @@ class DSparkHead(DFlashHead):
         with_it = parts.confident is not None
         self.sure = nn.Parameter(torch.empty(1, inputs), requires_grad=False) if with_it else None
         self.sure_bias = nn.Parameter(torch.empty(1), requires_grad=False) if with_it else None
+
+    def weights(self, ops: Backend, bits: int | None = None) -> SparkWeights:
+        """See ``DFlashHead``; the matrices of the bias are rounded too, and its embeddings ``before`` are not."""
+        block = super().weights(ops, bits)
+        markov = None if self.markov is None else self.markov.weights(ops, bits)
+        return SparkWeights(block.enter, block.texts, block.layers, markov)
 
     def confidence(self, ops: Backend, state: Tensor, token: Tensor | None) -> Tensor:
         """The chances [B] of a slot with ``state`` [B, H] behind ``token`` [B, r], its entry of ``Markov.before``."""
