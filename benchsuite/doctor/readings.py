@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchsuite.doctor.examination import HeadReading
 from specdec.model import ArenaModel
 from specdec.registry import Registry
-from specdec_plugins.published import FORMS, read_published
-from specdec_plugins.published.reading import Choice, Reading, TargetSizes
+from specdec_plugins.published import FORMS, Form, read_published
+from specdec_plugins.published.reading import Choice, Published, Reading, TargetSizes
 
 AS_TAKEN = "as taken"
 """The name of the reading that is examined."""
@@ -41,9 +41,21 @@ def readings_of(head: str, registry: Registry, target: ArenaModel) -> tuple[list
     taken = HeadReading(AS_TAKEN, draft_text(name, options))
     others = [
         HeadReading(words, draft_text(name, {**options, **changed_options(published.reading, other)}))
-        for words, other in form.alternatives(published, sizes).items()
+        for words, other in other_readings_of(form, published, sizes).items()
     ]
     return [taken, *others], published.choices
+
+
+def other_readings_of(form: Form, published: Published[Any], sizes: TargetSizes) -> dict[str, Reading]:
+    """The other readings by name: those of the form, and what the head says where an option says otherwise."""
+    found = form.alternatives(published, sizes)
+    for choice in published.choices:
+        if choice.instead is not None:
+            other = replace(published.reading, **{choice.what: cast(Any, choice.instead)})
+            if other not in found.values():
+                said = Choice(choice.what, choice.instead, "as the head says")
+                found[str(said)] = other
+    return found
 
 
 def changed_options(taken: Reading, other: Reading) -> dict[str, str]:

@@ -7,18 +7,24 @@ that a state of another layer tells a head nothing.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-PART, VOCABULARY, LAYERS, WIDE = 32, 258, 5, 128
+from benchsuite.tests.made_up_models import (
+    LAYER,
+    LAYERS,
+    TAPPED,
+    blank_llama,
+    fitted_matrix,
+    layer_states,
+    made_up_rotation,
+)
+
+PART, WIDE = 32, 128
 HIDDEN = 3 * PART
 TOKEN, MEAN, NEXT = slice(0, PART), slice(PART, 2 * PART), slice(2 * PART, HIDDEN - 1)
 """Parts of a state: the last token's signs, the mean over the text, and what the head of the target reads."""
@@ -27,59 +33,33 @@ ONE = HIDDEN - 1
 """The place of a state that holds a constant, which opens gates."""
 
 CONSTANT, OPEN, SELF = 4.0, 5.0, 15.0
-LAYER = {
-    "model_type": "llama",
-    "vocab_size": VOCABULARY,
+SIZES = {
     "hidden_size": HIDDEN,
     "intermediate_size": WIDE,
-    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "head_dim": HIDDEN // 4,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 1024,
 }
-"""The settings of a head's layer."""
-
-TAPPED = (1, 2, 3)
-"""The layers whose outputs a head reads."""
+"""The sizes of a head's layer."""
 
 
 @torch.no_grad()
 def made_up_target(seed: int) -> PreTrainedModel:
     """A Llama of five layers: the first makes the mean, the last the next token, those between turn the mean."""
     dice = torch.Generator().manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=WIDE,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=HIDDEN // 4,
-        max_position_embeddings=1024,
-        bos_token_id=None,
-        eos_token_id=256,
-        pad_token_id=256,
-        tie_word_embeddings=False,
-    )
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.fill_(1) if parameter.dim() == 1 else parameter.zero_()
+    model = blank_llama(HIDDEN, WIDE, 4)
     embeddings = model.get_input_embeddings().weight
-    embeddings[:, TOKEN] = torch.randn(VOCABULARY, PART, generator=dice).sign()
+    embeddings[:, TOKEN] = torch.randn(len(embeddings), PART, generator=dice).sign()
     embeddings[:, ONE] = CONSTANT
     # After its last norm the mean has other signs than before it; the head of the target does not read it.
     model.base_model.norm.weight[MEAN] = torch.randn(PART, generator=dice).sign()
     first, *between, last = model.base_model.layers
     # Queries and keys are 0, so that every token of the text has the same weight.
-    first.self_attn.v_proj.weight[:PART, TOKEN] = _rotation(dice)
+    first.self_attn.v_proj.weight[:PART, TOKEN] = made_up_rotation(dice, PART)
     first.self_attn.o_proj.weight[MEAN, :PART] = 8 * torch.eye(PART)
     for layer in between:
         layer.mlp.gate_proj.weight[:PART, ONE] = OPEN
-        layer.mlp.up_proj.weight[:PART, MEAN] = _rotation(dice) - torch.eye(PART)
+        layer.mlp.up_proj.weight[:PART, MEAN] = made_up_rotation(dice, PART) - torch.eye(PART)
         layer.mlp.down_proj.weight[MEAN, :PART] = torch.eye(PART) / (OPEN * CONSTANT)
     last.mlp.gate_proj.weight[:, TOKEN] = torch.randn(WIDE, PART, generator=dice)
     last.mlp.up_proj.weight[:, MEAN] = torch.randn(WIDE, PART, generator=dice)
@@ -87,18 +67,6 @@ def made_up_target(seed: int) -> PreTrainedModel:
     output = model.get_output_embeddings().weight
     output[:256, NEXT] = torch.randn(256, PART - 1, generator=dice)
     return model
-
-
-def _rotation(dice: torch.Generator) -> Tensor:
-    q, _ = torch.linalg.qr(torch.randn(PART, PART, generator=dice))
-    turned: Tensor = q
-    return turned
-
-
-def made_up_prompts(seed: int, count: int, length: int = 40) -> list[tuple[int, ...]]:
-    """Random texts, no two of which lead to the same answer."""
-    dice = torch.Generator().manual_seed(seed)
-    return [tuple(row) for row in torch.randint(0, 256, (count, length), generator=dice).tolist()]
 
 
 @dataclass(frozen=True)
@@ -115,19 +83,26 @@ class MadeUpHead:
     tokens: int = 256
     stride: int = 1
 
+    @property
+    def form(self) -> str:
+        """The draft that runs it."""
+        return "eagle3"
+
+    def target(self, seed: int) -> PreTrainedModel:
+        """``made_up_target``."""
+        return made_up_target(seed)
+
     @torch.no_grad()
     def tensors(self, seed: int) -> dict[str, Tensor]:
         """The tensors of a head of ``made_up_target(seed)``, by the names of the speculators form."""
         model = made_up_target(seed)
-        states = _states(model)
+        states = layer_states(model)
         dice = torch.Generator().manual_seed(99)
         last, table = model.base_model.layers[-1].mlp, model.get_input_embeddings().weight
         places = torch.randperm(PART, generator=dice) if self.own else torch.arange(PART)
         fusion = torch.zeros(HIDDEN, len(TAPPED) * HIDDEN)
-        read = torch.cat([states[layer] for layer in TAPPED], dim=-1).flatten(0, -2)
-        wanted = states[LAYERS - 2][..., MEAN].flatten(0, -2)
-        normal = read.T @ read + 1e-2 * len(read) * torch.eye(read.shape[1])
-        fusion[MEAN] = torch.linalg.solve(normal, read.T @ wanted).T
+        read = torch.cat([states[layer] for layer in TAPPED], dim=-1)
+        fusion[MEAN] = fitted_matrix(read, states[LAYERS - 2][:, MEAN])
         query, value = torch.zeros(HIDDEN, 2 * HIDDEN), torch.zeros(HIDDEN, 2 * HIDDEN)
         query[:, ONE] = SELF / 4  # a token attends to itself alone
         size = float(table[0].square().mean().sqrt())
@@ -169,7 +144,7 @@ class MadeUpHead:
             "norm_before_residual": not self.after,
             "norm_output": self.after,
             "target_hidden_size": HIDDEN,
-            "transformer_layer_config": LAYER,
+            "transformer_layer_config": LAYER | SIZES,
         }
 
 
@@ -184,6 +159,15 @@ class MadeUpMtp:
     state_first: bool = False
     final: Literal["before", "after"] = "after"
     states: Literal["before", "after"] = "after"
+
+    @property
+    def form(self) -> str:
+        """The draft that runs it."""
+        return "mtp"
+
+    def target(self, seed: int) -> PreTrainedModel:
+        """``made_up_target``."""
+        return made_up_target(seed)
 
     @torch.no_grad()
     def tensors(self, seed: int) -> dict[str, Tensor]:
@@ -221,31 +205,5 @@ class MadeUpMtp:
             "architectures": ["MTPDraftModel"],
             "speculators_model_type": "mtp",
             "num_nextn_predict_layers": 1,
-            "transformer_layer_config": LAYER,
+            "transformer_layer_config": LAYER | SIZES,
         }
-
-
-def write_head(head: MadeUpHead | MadeUpMtp, seed: int, folder: Path, changed: Mapping[str, Any]) -> str:
-    """Write the files of a head of ``made_up_target(seed)``; ``changed`` settings and tensors take the place of the
-    right ones. Returns the folder's path."""
-    folder.mkdir(parents=True)
-    tensors, config = head.tensors(seed), head.config
-    for name, value in changed.items():
-        (tensors if isinstance(value, Tensor) else config)[name] = value
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / "model.safetensors")
-    return str(folder)
-
-
-def _states(model: PreTrainedModel) -> Tensor:
-    """Outputs of all layers [L, B, T, H] on random texts."""
-    texts = torch.tensor(made_up_prompts(7, 24, 72))
-    seen: list[Tensor] = []
-    handles = [
-        layer.register_forward_hook(lambda part, given, out: seen.append(out[0] if isinstance(out, tuple) else out))
-        for layer in model.base_model.layers
-    ]
-    model(texts, use_cache=False)
-    for handle in handles:
-        handle.remove()
-    return torch.stack(seen)[:, :, 36:]

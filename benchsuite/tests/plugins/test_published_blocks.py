@@ -230,7 +230,7 @@ DAMAGES: dict[str, tuple[str, str, Any, Any, str]] = {
         "windows",
         lambda s: s["transformer_layer_config"].update(sliding_window=None),
         None,
-        "no sliding_window, its width; name it: window=",
+        r"decides its window \(looked for: layer_types and sliding_window, the width\); name it: .*window=",
     ),
     "a window smaller than a block": (
         "dflash",

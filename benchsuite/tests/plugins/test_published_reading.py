@@ -36,7 +36,9 @@ def test_options_become_a_reading_and_wrong_ones_are_refused() -> None:
 def test_an_option_goes_before_the_file_and_nothing_is_guessed() -> None:
     stated: list[tuple[tuple[int, ...] | None, str]] = [(None, "aux_ids"), ((1, 2), "eagle_config.aux_ids")]
     example = "eagle3(head=…, layers=2-15-27)"
-    assert settled("layers", (3,), stated, example) == Choice("layers", (3,), "option layers")
+    assert settled("layers", (3,), stated, example) == Choice("layers", (3,), "option layers", instead=(1, 2))
+    assert settled("layers", (1, 2), stated, example) == Choice("layers", (1, 2), "option layers")
+    assert settled("layers", (3,), stated[:1], example).instead is None
     assert str(settled("layers", None, stated, example)) == "layers=1-2 (eagle_config.aux_ids)"
     with pytest.raises(SpecdecError, match=r"decides its layers \(looked for: aux_ids\); name it: eagle3"):
         settled("layers", None, stated[:1], example)

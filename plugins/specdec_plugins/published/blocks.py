@@ -60,13 +60,12 @@ def blocks_of(checkpoint: Checkpoint, layer: Settings, keys: BlockKeys, sizes: T
     heads, count = layer.take("num_attention_heads", int), layer.take("num_hidden_layers", int)
     head_dim = layer.take("head_dim", int, hidden // heads)
     inverse, magnitude = rotary_of(layer, path, head_dim, layer.take("max_position_embeddings", int))
-    taps, windows = _taps(path, keys, sizes, reading), _windows(layer, path, count, reading.window)
-    source = "option window" if reading.window is not None else "layer_types and sliding_window"
+    taps, (windows, window) = _taps(path, keys, sizes, reading), _windows(layer, path, count, reading.window, option)
     own = "own" if "embed_tokens.weight" in checkpoint.tensors else "target"
     first = settled("first", reading.first, [keys.first], f"{option}: first=given or first=proposes")
     choices = [
         taps,
-        Choice("window", max(windows), source),
+        window,
         settled("embedding", reading.embedding, [(own, "whether there is an embed_tokens.weight")], option),
         first,
     ]
@@ -217,13 +216,13 @@ def _fits(path: str, key: str, got: int, expected: int) -> None:
         )
 
 
-def _windows(layer: Settings, path: str, count: int, asked: int | None) -> tuple[int, ...]:
-    """The window of each layer, 0 for none; ``asked`` is that of an option, for the layers that have one, or for all
-    if none has."""
+def _windows(layer: Settings, path: str, count: int, asked: int | None, option: str) -> tuple[tuple[int, ...], Choice]:
+    """The window of each layer, 0 for none, and the choice of its width; ``asked`` is that of an option, for the layers
+    that have one, or for all if none has."""
     kinds = layer.words("layer_types")
     width = layer.take("sliding_window", int, None)
     if kinds is None:
-        if layer.peek("use_sliding_window") is True:
+        if layer.peek("use_sliding_window") is True and asked is None:
             raise SpecdecError(f"{path} uses a window and has no layer_types, which say where; name one: window=0")
         kinds = ("full_attention",) * count
     strange = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
@@ -231,8 +230,9 @@ def _windows(layer: Settings, path: str, count: int, asked: int | None) -> tuple
         what = f"holds {strange[0]!r}" if strange else f"has {len(kinds)} entries"
         raise SpecdecError(f"layer_types in {path} {what}; expected full_attention or sliding_attention, {count} times")
     slides = [kind == "sliding_attention" for kind in kinds]
-    if any(slides) and width is None and asked is None:
-        raise SpecdecError(f"{path} has layers with a window and no sliding_window, its width; name it: window=2048")
-    if asked is not None:
-        width, slides = asked, slides if any(slides) else [True] * count
-    return tuple((width or 0) * one for one in slides)
+    source = "layer_types and sliding_window, the width" if any(slides) else "layer_types"
+    choice = settled("window", asked, [(width if any(slides) else 0, source)], f"{option}: window=2048")
+    width = cast(int, choice.value)
+    if asked is not None and not any(slides):
+        slides = [True] * count
+    return tuple(width * one for one in slides), choice

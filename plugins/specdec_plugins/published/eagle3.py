@@ -41,7 +41,7 @@ class Eagle3Parts(nn.Module):
 
     ``ids`` int64 [D] are the target's ids of the head's tokens; None: all. ``embedding`` [V, H] is the head's own;
     None: the target's is read. ``spans`` are the tokens over which each layer attends; None: all. What a file has,
-    whether it was taken or not: ``d2t``, ``window`` (0: none), ``has_embedding``.
+    whether it was taken or not: ``d2t`` and ``window`` (0: none).
     """
 
     ids: Tensor | None
@@ -56,10 +56,9 @@ class Eagle3Parts(nn.Module):
         spans: tuple[int | None, ...],
         d2t: Tensor | None,
         window: int,
-        has_embedding: bool,
     ) -> None:
         super().__init__()
-        self.network, self.spans, self.window, self.has_embedding = network, spans, window, has_embedding
+        self.network, self.spans, self.window = network, spans, window
         for name, held in (("ids", ids), ("embedding", embedding), ("d2t", d2t)):
             self.register_buffer(name, held)
 
@@ -119,7 +118,6 @@ def read(checkpoint: Checkpoint, sizes: TargetSizes, reading: Reading) -> Publis
         (taken.window or None,) * shape.layers,
         d2t,
         named,
-        own is not None,
     )
     return Published(FORM, dialect, parts, taken, choices)
 
@@ -139,8 +137,6 @@ def alternatives(published: Published[Eagle3Parts], sizes: TargetSizes) -> dict[
     }
     if parts.window:
         found[f"a window of {parts.window}"] = replace(reading, window=parts.window)
-    if parts.has_embedding:
-        found["embeddings of the head"] = replace(reading, embedding="own")
     if parts.d2t is not None and are_ids(token_ids(parts.d2t, "id"), sizes.vocabulary):
         found["d2t as ids"] = replace(reading, ids="id")
     if parts.d2t is not None and are_ids(token_ids(parts.d2t, "offset"), sizes.vocabulary):

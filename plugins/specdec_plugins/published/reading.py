@@ -88,11 +88,15 @@ NUMBERS = {"window": "a number of tokens, or 0 for all of them", "mask": "a toke
 
 @dataclass(frozen=True)
 class Choice:
-    """What was taken for one convention, ``what``, and the key, the tensor, the rule or the option it is from."""
+    """What was taken for one convention, ``what``, and the key, the tensor, the rule or the option it is from.
+
+    ``instead``: what the head itself says where an option says otherwise; None if that is the same, or nothing.
+    """
 
     what: str
     value: object
     source: str
+    instead: object = None
 
     def __str__(self) -> str:
         value = "-".join(map(str, self.value)) if isinstance(self.value, tuple) else str(self.value)
@@ -135,9 +139,11 @@ def settled(what: str, asked: T | None, stated: Sequence[tuple[T | None, str]], 
 
     Example: ``settled("layers", reading.layers, [(ids, "aux_layer_ids")], "eagle3(head=…, layers=2-15-27)")``
     """
-    for value, source in [(asked, f"option {what}"), *stated]:
-        if value is not None:
-            return Choice(what, value, source)
+    said = next(((value, source) for value, source in stated if value is not None), None)
+    if asked is not None:
+        return Choice(what, asked, f"option {what}", None if said is None or said[0] == asked else said[0])
+    if said is not None:
+        return Choice(what, *said)
     looked = ", ".join(source for _, source in stated)
     raise SpecdecError(f"nothing in the head decides its {what} (looked for: {looked}); name it: {option}")
 
