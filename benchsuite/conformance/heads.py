@@ -30,7 +30,7 @@ class HeadChecks(Checks):
         return _examined(self.text, self.target, self.workload, self.k, self.prompts)
 
     def test_no_other_reading_accepts_more(self) -> None:
-        """Layers, order, states and ids are read as they were trained, by the acceptance of each reading."""
+        """Layers, order, states and ids are read as they were trained, by the acceptance of each reading that loads."""
         found = self.report.examination
         if found.better:
             best = found.better[0]
@@ -46,7 +46,7 @@ class HeadChecks(Checks):
         if not found.taken.skilled:
             raise Failed(
                 f"{self.text} drafts for {self.target}",
-                f"it accepts {_said(found.taken.length)} proposals at a place, no more than chance",
+                f"at a place it accepts {_said(found.taken.length)}, and {_said(found.taken.by_chance)} by chance",
                 f"{found.prompts} prompts, {found.places} places",
             )
 

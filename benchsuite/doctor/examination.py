@@ -29,7 +29,7 @@ from specdec.taps import Taps
 
 Outcome = Literal["accepts more", "no better", "open"]
 
-VerdictText = Literal["read rightly", "read otherwise it accepts more", "cannot tell"]
+VerdictText = Literal["read rightly", "read otherwise it accepts more", "nothing to compare with", "cannot tell"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,12 @@ class ExaminedReading:
     @property
     def length(self) -> Rate:
         """Accepted proposals from a place."""
-        return clustered_rate([text.lengths.sum() for text in self.hits], [len(text.lengths) for text in self.hits])
+        return _accepted(self.hits)
+
+    @property
+    def by_chance(self) -> Rate:
+        """Accepted proposals from a place where they are held against tokens half a text away."""
+        return _accepted(self.chance)
 
     @property
     def positions(self) -> list[tuple[Rate, Rate]]:
@@ -61,7 +66,16 @@ class ExaminedReading:
     @property
     def skilled(self) -> bool:
         """Whether it accepts more than chance."""
-        return evidence.proved(scores_of_gain(self.hits, self.chance), evidence.ERROR)
+        return evidence.proved(self._scores_of_skill, evidence.ERROR)
+
+    @property
+    def skill_needs(self) -> float:
+        """How many prompts like those read show that it accepts more than chance; infinite if they would not."""
+        return evidence.prompts_to_prove(self._scores_of_skill, evidence.ERROR)
+
+    @property
+    def _scores_of_skill(self) -> Floats:
+        return scores_of_gain(self.hits, self.chance)
 
     @property
     def collapses(self) -> bool:
@@ -135,10 +149,16 @@ class Examination:
 
     @property
     def verdict(self) -> VerdictText:
-        """What the examination says of the reading that was taken."""
+        """What the examination says of the reading that was taken.
+
+        A reading that collapses is not called right, though no other accepts more: what it is fed may be read wrongly
+        in a way for which there is no other reading. Nor is one called right beside which no other loads.
+        """
         if self.better:
             return "read otherwise it accepts more"
-        return "cannot tell" if self.open or not self.taken.skilled else "read rightly"
+        if self.open or not self.taken.skilled or self.taken.collapses:
+            return "cannot tell"
+        return "read rightly" if self.others else "nothing to compare with"
 
     @property
     def needs(self) -> float:
@@ -147,8 +167,16 @@ class Examination:
         Of open readings that seem to accept more, the first that is decided is enough; else all must be.
         """
         likely = [other.needs for other in self.open if other.gain >= evidence.NO_MATTER]
-        every = [other.needs for other in self.open] or [0.0 if self.taken.skilled else inf]
-        return (min(likely) if likely else max(every)) * self.tokens / self.prompts
+        every = [other.needs for other in self.open]
+        if not self.taken.skilled:
+            every.append(self.taken.skill_needs)
+        if self.taken.collapses:
+            every.append(inf)
+        return (min(likely) if likely else max(every, default=0.0)) * self.tokens / self.prompts
+
+
+def _accepted(texts: Sequence[Hits]) -> Rate:
+    return clustered_rate([text.lengths.sum() for text in texts], [len(text.lengths) for text in texts])
 
 
 def beside_taken(taken: Sequence[Hits], other: ExaminedReading, count: int) -> OtherReading:

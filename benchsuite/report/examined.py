@@ -35,9 +35,10 @@ def verdict_lines(found: Examination) -> list[str]:
     if best.collapses:
         own, fed = best.positions[1]
         lines.append(
-            f"good with the target's states, bad with its own: position 2 accepts {own.share:.0%} where the head would "
-            f"accept {fed.share:.0%} if it were given the target's states; it feeds back other states than it was "
-            "trained on, or was trained on the target's alone"
+            f"good after the target's states, bad without them: position 2 accepts {own.share:.0%}, and first "
+            f"proposals for the same tokens {fed.share:.0%}; past the first position the head is given something else "
+            "than in training (states of its own, a mask, the place of another head), or it was trained on "
+            "the target's states alone"
         )
     return lines
 
@@ -51,14 +52,17 @@ def _reason(found: Examination) -> str:
             f"{best.measured.candidate.name}, {best.measured.length.share:.2f} proposals at a place where the reading "
             f"taken accepts {found.taken.length.share:.2f}: {best.measured.candidate.draft}{also}"
         )
+    accepted = f"{found.taken.length.share:.2f} proposals at a place, and {found.taken.by_chance.share:.2f} by chance"
+    need = f"about {found.needs:,.0f} tokens decide it" if isfinite(found.needs) else "more text would not help"
     if not found.taken.skilled:
-        return "the head accepts no more than chance, and no other reading accepts more; is it of this target?"
+        return f"the head is not seen to accept more than chance ({accepted}); {need}; is it a head of this target?"
     if found.open:
         names = ", ".join(other.measured.candidate.name for other in found.open)
-        need = f"about {found.needs:,.0f} tokens decide it" if isfinite(found.needs) else "more text would not help"
         return f"open is {names}; {need}"
+    if found.taken.collapses:
+        return "no other reading accepts more, and yet the head falls off past the first position"
     if not found.others:
-        return "no other reading loads"
+        return f"no other reading loads, so that acceptance cannot say whether this one is right ({accepted})"
     return f"none of {len(found.others)} other readings accepts {NO_MATTER} proposals more at a place"
 
 

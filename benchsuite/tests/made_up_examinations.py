@@ -10,11 +10,11 @@ from benchsuite.doctor.hits import Hits
 PROMPTS, PLACES = 24, 20
 
 
-def accepting(name: str, rate: float, later: float | None = None) -> ExaminedReading:
+def accepting(name: str, rate: float, later: float | None = None, prompts: int = PROMPTS) -> ExaminedReading:
     """Return a reading that accepts a share ``rate`` of first proposals, of later ones ``later``; by chance nothing."""
     dice, k = np.random.default_rng(len(name)), 3
     shares = np.array([rate, *[rate if later is None else later] * (k - 1)])
-    right = dice.random((PROMPTS, PLACES, k)) < shares
+    right = dice.random((prompts, PLACES, k)) < shares
     counted = np.arange(PLACES) <= PLACES - k
     hits = tuple(Hits(one, counted) for one in right)
     return ExaminedReading(
@@ -29,7 +29,7 @@ def examination(taken: ExaminedReading, *others: ExaminedReading) -> Examination
 
 
 FAULTY_HEADS = [
-    (examination(accepting("taken", 0.0)), "more_than_chance", "no more than chance"),
+    (examination(accepting("taken", 0.0)), "more_than_chance", "and 0.00 ± 0.00 by chance"),
     (examination(accepting("taken", 0.4), accepting("layers", 0.9)), "no_other_reading", "layers accepts .* more"),
     (examination(accepting("taken", 0.8, later=0.05)), "its_own_states", "position 2 accepts 0.0"),
 ]

@@ -217,6 +217,24 @@ def test_a_right_head_is_not_accused(name: str, tmp_path: Path) -> None:
     assert found.taken.length.share > 0.4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "changed", "skilled"),
+    [
+        pytest.param(MadeUpBlock(), {"mask_token_id": 7}, False, id="dflash"),
+        pytest.param(MadeUpPeagle(), {"mask_token_id": 7}, True, id="peagle"),
+    ],
+)
+def test_a_head_that_no_reading_puts_right_is_not_called_right(
+    head: MadeUp, changed: Mapping[str, Any], skilled: bool, tmp_path: Path
+) -> None:
+    """Its file names another mask than it was trained with, and nothing in it says which: it accepts by chance, or, if
+    its first proposal needs no mask, falls off behind that."""
+    found = examined(PlantedHead(head, "", changed), 5, tmp_path)
+    assert found.verdict == "cannot tell"
+    assert (found.taken.skilled, found.taken.collapses) == (skilled, skilled)
+
+
 @pytest.mark.deep
 def test_every_misreading_is_named_and_no_right_head_is_accused(tmp_path: Path) -> None:
     """With seeds that nobody has seen: ``pytest -s`` prints them, and the text that each verdict needed."""

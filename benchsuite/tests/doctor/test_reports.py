@@ -13,7 +13,7 @@ from benchsuite.__main__ import benchsuite_main
 from benchsuite.conformance.claims import failures
 from benchsuite.conformance.heads import HeadChecks
 from benchsuite.doctor.commands import HeadReport
-from benchsuite.doctor.examination import Examination
+from benchsuite.doctor.examination import Examination, ExaminedReading
 from benchsuite.report.examined import verdict_lines
 from benchsuite.tests.made_up_examinations import FAULTY_HEADS, accepting, examination
 
@@ -45,13 +45,40 @@ def test_a_reading_that_is_nearly_as_good_needs_more_text() -> None:
 def test_a_head_that_accepts_nothing_in_any_reading_is_not_called_right() -> None:
     found = examination(accepting("taken", 0.0), accepting("layers", 0.0))
     assert found.verdict == "cannot tell"
-    assert "no more than chance" in verdict_lines(found)[0]
+    assert found.needs == float("inf")
+    assert (
+        "not seen to accept more than chance (0.00 proposals at a place, and 0.00 by chance)" in verdict_lines(found)[0]
+    )
 
 
-def test_a_head_that_needs_the_targets_states_is_told_apart() -> None:
-    [_, line] = verdict_lines(examination(accepting("taken", 0.8, later=0.05)))
-    assert line.startswith("good with the target's states, bad with its own: position 2 accepts ")
-    assert len(verdict_lines(examination(accepting("taken", 0.8, later=0.6)))) == 1
+def test_a_head_whose_skill_is_not_shown_yet_is_told_how_much_text_shows_it() -> None:
+    weak = accepting("taken", 0.04, prompts=6)
+    assert not weak.skilled
+    found = examination(weak)
+    assert found.verdict == "cannot tell"
+    assert f"about {found.needs:,.0f} tokens decide it" in verdict_lines(found)[0]
+    more = int(weak.skill_needs) + 1
+    assert accepting("taken", 0.04, prompts=2 * more).skilled
+
+
+@pytest.mark.parametrize("others", [(), (accepting("layers", 0.1),)])
+def test_a_head_that_needs_the_targets_states_is_told_apart_and_not_called_right(
+    others: tuple[ExaminedReading, ...],
+) -> None:
+    found = examination(accepting("taken", 0.8, later=0.05), *others)
+    assert found.verdict == "cannot tell"
+    [first, line] = verdict_lines(found)
+    assert "no other reading accepts more, and yet the head falls off" in first
+    assert line.startswith("good after the target's states, bad without them: position 2 accepts ")
+    assert examination(accepting("taken", 0.8, later=0.6), *others).verdict != "cannot tell"
+
+
+def test_a_head_beside_which_no_other_reading_loads_is_not_called_right() -> None:
+    found = examination(accepting("taken", 0.7))
+    assert found.verdict == "nothing to compare with"
+    [line] = verdict_lines(found)
+    assert "no other reading loads, so that acceptance cannot say whether this one is right (1." in line
+    assert examination(accepting("taken", 0.7), accepting("layers", 0.1)).verdict == "read rightly"
 
 
 @pytest.mark.slow
@@ -59,9 +86,10 @@ def test_the_command_examines_a_draft_and_writes_json(tmp_path: Path, capsys: py
     file = tmp_path / "head.json"
     short = ["--target", "tiny", "--prompts", "12", "--max-new-tokens", "8", "--json", str(file)]
     assert benchsuite_main(["head", "oracle(rate=1.0)", *short]) == 0
-    assert "read rightly: no other reading loads" in capsys.readouterr().out
+    assert "nothing to compare with: no other reading loads" in capsys.readouterr().out
     found = json.loads(file.read_text())
-    assert (found["verdict"], found["prompts"], found["taken"]["length"]["share"]) == ("read rightly", 12, 3)
+    assert (found["verdict"], found["prompts"]) == ("nothing to compare with", 12)
+    assert found["taken"]["length"]["share"] == 3
     assert benchsuite_main(["head", "oracle", "--target", "tiny", "--k", "0"]) == 2
 
 
