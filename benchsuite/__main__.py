@@ -109,7 +109,14 @@ def _add_predictions(commands: Any) -> None:
 
 def _add_head(commands: Any) -> None:
     """The command that examines a head."""
-    head = commands.add_parser("head", help="what a draft head accepts, and whether it is read rightly (docs/heads.md)")
+    from benchsuite.doctor.fields import fields_text
+
+    head = commands.add_parser(
+        "head",
+        help="what a draft head accepts, and whether it is read rightly (docs/heads.md)",
+        epilog=fields_text(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     head.add_argument("head", help="a published head's folder or file, or a draft: eagle3(head=folder, layers=2-15-27)")
     target = f"the head's target: tiny, smollm2-135m, a folder, a hub id {SHOWN}"
     head.add_argument("--target", "--specdec-target", default="smollm2-135m", help=target)
@@ -120,7 +127,7 @@ def _add_head(commands: Any) -> None:
     head.add_argument("--k", default="3", help=f"proposals at each place {SHOWN}")
     for name in ("--dtype", "--device", "--backend"):
         head.add_argument(name, default="auto", help=f"as of a run {SHOWN}")
-    head.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON too")
+    head.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON too, with the fields below")
     head.set_defaults(run=_head)
 
 

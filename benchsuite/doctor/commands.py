@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -78,45 +78,58 @@ def _in_turn(kinds: Sequence[Sequence[tuple[int, ...]]]) -> list[tuple[int, ...]
 
 
 def report_json(report: HeadReport) -> dict[str, Any]:
-    """An examination as JSON has it; numbers that are infinite are None."""
+    """An examination as JSON has it: ``benchsuite.doctor.fields`` says what each field means."""
     found = report.examination
     return {
         "head": report.head,
         "target": report.target,
-        "read": [{"what": one.what, "value": one.value, "source": one.source} for one in report.choices],
+        "conventions": [
+            {"name": one.what, "value": one.value, "source": one.source, "head_says": one.instead}
+            for one in report.choices
+        ],
         "verdict": found.verdict,
-        "error_rate": ERROR,
-        "needs_tokens": _finite(found.needs) if found.verdict == "cannot tell" else 0,
+        "accusation_error": ERROR,
         "better": [other.measured.candidate.draft for other in found.better],
-        "skilled": found.taken.skilled,
-        "collapses": found.best.collapses,
+        "tokens_needed": _finite(found.needs) if found.verdict == "cannot tell" else 0,
         "prompts": found.prompts,
-        "places": found.places,
         "tokens": found.tokens,
-        "taken": _measured(found.taken),
-        "others": [_compared(other) for other in found.others],
-        "refused": [{"reading": one.name, "draft": one.draft, "reason": reason} for one, reason in found.refused],
+        "places": found.places,
+        "taken": _reading_json(found.taken),
+        "others": [_other_json(other) for other in found.others],
+        "not_loaded": [{"name": one.name, "draft": one.draft, "reason": reason} for one, reason in found.refused],
         "seconds": report.seconds,
     }
 
 
-def _measured(one: ExaminedReading) -> dict[str, Any]:
-    positions = [{"own": asdict(own), "fed": asdict(fed)} for own, fed in one.positions]
+def _reading_json(one: ExaminedReading) -> dict[str, Any]:
     return {
-        "reading": one.candidate.name,
+        "name": one.candidate.name,
         "draft": one.candidate.draft,
-        "length": asdict(one.length),
-        "positions": positions,
+        "accepted": one.length.share,
+        "accepted_error": _finite(one.length.error),
+        "by_chance": one.by_chance.share,
+        "beats_chance": one.skilled,
+        "falls_off": one.collapses,
+        "positions": [
+            {
+                "tried": own.tried,
+                "share": own.share,
+                "share_error": _finite(own.error),
+                "first_share": fed.share,
+                "first_share_error": _finite(fed.error),
+            }
+            for own, fed in one.positions
+        ],
     }
 
 
-def _compared(one: OtherReading) -> dict[str, Any]:
+def _other_json(other: OtherReading) -> dict[str, Any]:
     return {
-        **_measured(one.measured),
-        "gain": one.gain,
-        "error": _finite(one.error),
-        "outcome": one.outcome,
-        "needs_prompts": _finite(one.needs),
+        **_reading_json(other.measured),
+        "gain": other.gain,
+        "gain_error": _finite(other.error),
+        "outcome": other.outcome,
+        "prompts_needed": _finite(other.needs),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,13 @@ from benchsuite import conformance
 from benchsuite.__main__ import benchsuite_main
 from benchsuite.conformance.claims import failures
 from benchsuite.conformance.heads import HeadChecks
-from benchsuite.doctor.commands import HeadReport
+from benchsuite.doctor import fields
+from benchsuite.doctor.commands import HeadReport, report_json
 from benchsuite.doctor.examination import Examination, ExaminedReading
+from benchsuite.machine.files import strict_json
 from benchsuite.report.examined import verdict_lines
 from benchsuite.tests.made_up_examinations import FAULTY_HEADS, accepting, examination
+from specdec_plugins.published.reading import Choice
 
 
 def test_a_misreading_is_said_with_the_draft_to_take() -> None:
@@ -89,8 +93,35 @@ def test_the_command_examines_a_draft_and_writes_json(tmp_path: Path, capsys: py
     assert "nothing to compare with: no other reading loads" in capsys.readouterr().out
     found = json.loads(file.read_text())
     assert (found["verdict"], found["prompts"]) == ("nothing to compare with", 12)
-    assert found["taken"]["length"]["share"] == 3
+    assert (found["taken"]["accepted"], found["tokens_needed"]) == (3, 0)
     assert benchsuite_main(["head", "oracle", "--target", "tiny", "--k", "0"]) == 2
+
+
+def named_fields(table: Mapping[str, str]) -> set[str]:
+    """Return the names of fields in a table of meanings."""
+    return {name for names in table for name in names.split(", ")}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        examination(accepting("taken", 0.3), accepting("layers", 0.7), accepting("order", 0.32)),
+        examination(accepting("taken", 0.0, prompts=1), accepting("layers", 0.0, prompts=1)),
+    ],
+    ids=["two others", "one prompt"],
+)
+def test_every_field_of_the_json_has_a_meaning_and_every_number_is_finite(found: Examination) -> None:
+    choice = Choice("layers", (1, 2), "option layers", instead=(2, 3))
+    report = report_json(HeadReport("a head", "its target", (choice,), found, 1.5))
+    read = json.loads(strict_json(report))
+    assert read.keys() == named_fields(fields.REPORT)
+    assert read["taken"].keys() == named_fields(fields.READING)
+    assert read["conventions"] == [{"name": "layers", "value": [1, 2], "source": "option layers", "head_says": [2, 3]}]
+    for other in read["others"]:
+        assert other.keys() == {*named_fields(fields.READING), *named_fields(fields.OTHER)}
+    for name in ("head_says", *read["taken"]["positions"][0], *read["verdict"].split(";")):
+        assert name in fields.fields_text()
+    assert (read["tokens_needed"] == 0) == (read["verdict"] != "cannot tell")
 
 
 @pytest.mark.slow
