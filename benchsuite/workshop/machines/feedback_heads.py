@@ -17,7 +17,7 @@ from specdec.arena import Arena, LayerShape
 from specdec_kernels.reference import Reference
 from specdec_plugins.heads.eagle3_head import Eagle3Head
 from specdec_plugins.published import read_published
-from specdec_plugins.published.reading import TargetSizes
+from specdec_plugins.published.reading import Reading, TargetSizes
 from specdec_plugins.reading import known_text
 
 SIZE, HEAD, WIDE, KNOWN, VOCABULARY = 32, 8, 24, 60, 258
@@ -29,9 +29,9 @@ LAYERS = (2, 1)
 """The target's layers whose outputs the head fuses, in this order."""
 
 
-def random_feedback_head(folder: Path, norm_output: bool) -> Path:
-    """Write a head of seeded random weights in the form of speculators; it has no embeddings and knows two
-    tokens of every four."""
+def random_feedback_head(folder: Path, norm_output: bool, nested: bool = False) -> Path:
+    """Write a head of seeded random weights in the form of speculators or, ``nested``, in that of ModelOpt, whose
+    conventions are inside ``eagle_config``; it has no embeddings and knows two tokens of every four."""
     dice = torch.Generator().manual_seed(0)
     matrices = {
         "fc": (SIZE, 2 * SIZE),
@@ -46,24 +46,23 @@ def random_feedback_head(folder: Path, norm_output: bool) -> Path:
     tensors = {f"{name}.weight": torch.randn(size, generator=dice) / 4 for name, size in matrices.items()}
     tensors |= {f"{name}.weight": 1 + torch.randn(SIZE, generator=dice) / 2 for name in norms}
     tensors["d2t"] = KNOWN_IDS - torch.arange(KNOWN)
-    config = {
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
-        "draft_vocab_size": KNOWN,
-        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in LAYERS],
-        "norm_output": norm_output,
-        "transformer_layer_config": {
-            "model_type": "llama",
-            "hidden_size": SIZE,
-            "intermediate_size": WIDE,
-            "num_attention_heads": 1,
-            "num_hidden_layers": 1,
-            "head_dim": HEAD,
-            "rms_norm_eps": EPS,
-            "rope_theta": THETA,
-            "vocab_size": VOCABULARY,
-        },
+    layer = {
+        "model_type": "llama",
+        "hidden_size": SIZE,
+        "intermediate_size": WIDE,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 1,
+        "head_dim": HEAD,
+        "rms_norm_eps": EPS,
+        "rope_theta": THETA,
+        "vocab_size": VOCABULARY,
     }
+    said = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in LAYERS], "norm_output": norm_output}
+    config: dict[str, object] = {"draft_vocab_size": KNOWN}
+    if nested:
+        config |= layer | {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": said}
+    else:
+        config |= said | {"speculators_model_type": "eagle3", "transformer_layer_config": layer}
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
@@ -112,19 +111,21 @@ def formula_logits(weights: dict[str, Tensor], norm_output: bool, states: Tensor
 
 def feedback_heads_follow_the_formula() -> None:
     """AssertionError unless a head's file, read and run over an arena, gives what its formula gives in three steps, of
-    which two begin from its own states; and unless its layers and ids are those that the file means."""
+    which two begin from its own states; and unless its layers and ids are those that the file means. Where a form
+    leaves the meaning of layers open, an option says it."""
     dice = torch.Generator().manual_seed(1)
     states, embedded = torch.randn(5, 2 * SIZE, generator=dice), torch.randn(7, SIZE, generator=dice)
-    for norm_output in (False, True):
+    for norm_output, nested in ((False, False), (True, False), (True, True)):
         with tempfile.TemporaryDirectory() as folder:
-            path = random_feedback_head(Path(folder) / "head", norm_output)
+            path = random_feedback_head(Path(folder) / "head", norm_output, nested)
             expected = formula_logits(load_file(path / "model.safetensors"), norm_output, states, embedded)
-            found = read_published(path, TargetSizes(SIZE, VOCABULARY, 4))
+            reading = Reading(layers=LAYERS) if nested else Reading()
+            found = read_published(path, TargetSizes(SIZE, VOCABULARY, 4), reading)
         assert found.reading.layers == LAYERS, f"of layers {found.reading.layers} the outputs are read, not {LAYERS}"
         assert found.head.ids.tolist() == KNOWN_IDS.tolist(), "the head's tokens are others"
         logits = _arena_logits(found.head.network, states, embedded)
         apart = (logits - expected).abs().amax(dim=1).tolist()
-        said = f"logits of three steps, norm_output={norm_output}"
+        said = f"logits of three steps, norm_output={norm_output}{', nested' * nested}"
         assert max(apart) < 1e-4, f"{said}, differ from the formula's by {apart}"
 
 

@@ -397,6 +397,16 @@ SHIPPED = (
         ),
     ),
     mutant(
+        "llama.cpp#27040",
+        "what a head says inside of eagle_config is not used: it has the conventions of a head that says nothing",
+        "drafting",
+        (
+            "specdec_plugins.published.eagle3:_flag",
+            "Choice(key, *found[0]) if found else",
+            "Choice(key, *found[0]) if found and found[0][1] == key else",
+        ),
+    ),
+    mutant(
         "tokenspeed#174",
         "a head is fed its states from after the last norm, where it was trained on those from before",
         "drafting",
