@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.set_defaults(run=_convert)
     _add_predictions(commands)
     _add_head(commands)
-    add_engines(commands)
+    _add_served_head(add_engines(commands))
     add_guests(commands)
     return parser
 
@@ -129,6 +129,23 @@ def _add_head(commands: Any) -> None:
         head.add_argument(name, default="auto", help=f"as of a run {SHOWN}")
     head.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON too, with the fields below")
     head.set_defaults(run=_head)
+
+
+def _add_served_head(engines: Any) -> None:
+    """The command that compares a head in an engine's server with our engine."""
+    head = engines.add_parser("head", help="what an EAGLE-3 head accepts in vLLM's server, beside our engine")
+    head.add_argument("head", help="a head's folder in the form of speculators")
+    target = f"the head's target: smollm2-135m, a folder {SHOWN}"
+    head.add_argument("--target", "--specdec-target", default="smollm2-135m", help=target)
+    kinds = "chat,question_answering,summarisation,reasoning"
+    head.add_argument("--workload", default=kinds, help=f"kinds of prompts, or .jsonl files {SHOWN}")
+    head.add_argument("--prompts", default="3", help=f"of each kind {SHOWN}")
+    head.add_argument("--max-new-tokens", default="64", help=f"tokens of an answer {SHOWN}")
+    head.add_argument("--k", default="3", help=f"proposals of a step {SHOWN}")
+    head.add_argument("--port", default="8600", help=f"of the server, on the loopback address {SHOWN}")
+    head.add_argument("--into", type=Path, default=".engines", help=f"the folder of all environments {SHOWN}")
+    head.add_argument("--markdown", type=Path, metavar="FILE", help="write it as Markdown too")
+    head.set_defaults(run=_served_head)
 
 
 def _merge(given: argparse.Namespace) -> None:
@@ -277,6 +294,34 @@ def _head(given: argparse.Namespace) -> None:
     if given.json:
         given.json.write_bytes(strict_json(report_json(report)).encode())
     print("\n".join(terminal(head_document(report))))
+
+
+def _served_head(given: argparse.Namespace) -> None:
+    from contextlib import closing
+
+    from benchsuite import values
+    from benchsuite.benches.serving.restarts import ServersInTurn
+    from benchsuite.engines.environments import ready_folder
+    from benchsuite.engines.pins import chosen_pins
+    from benchsuite.engines.served_head import ENGINE, ServedHeadPlan, compare_served_head
+    from benchsuite.measure.workloads import workload_names
+    from benchsuite.report.renderers import markdown, terminal
+    from benchsuite.report.served_head import served_head_document
+    from specdec.lists import split_list
+
+    numbers = {
+        name: values.whole_number(getattr(given, name), f"--{name.replace('_', '-')}")
+        for name in ("prompts", "max_new_tokens", "k", "port")
+    }
+    workloads = tuple(name for text in split_list(given.workload) for name in workload_names(text))
+    plan = ServedHeadPlan(given.head, given.target, workloads, **numbers)
+    [engine] = chosen_pins([ENGINE])
+    command = plan.command(ready_folder(engine, given.into))
+    with closing(ServersInTurn({ENGINE: command})) as servers:
+        document = served_head_document(compare_served_head(plan, servers))
+    if given.markdown:
+        given.markdown.write_text(markdown(document), encoding="utf-8")
+    print("\n".join(terminal(document)))
 
 
 if __name__ == "__main__":

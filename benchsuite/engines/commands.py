@@ -11,8 +11,9 @@ from specdec.errors import SpecdecError
 SHOWN = "(default: %(default)s)"
 
 
-def add_engines(commands: Any) -> None:
-    """Add the command ``engines`` to a parser's commands; each handler is the attribute ``run`` of what is parsed."""
+def add_engines(commands: Any) -> Any:
+    """Add the command ``engines`` to a parser's commands, and return its own commands; each handler is the attribute
+    ``run`` of what is parsed."""
     engines = commands.add_parser("engines", help="engines of others: set up, serve, record (docs/engines.md)")
     parts = engines.add_subparsers(required=True, metavar="COMMAND")
     made = parts.add_parser("set-up", help="make a virtual environment for each engine, of pinned versions")
@@ -52,6 +53,7 @@ def add_engines(commands: Any) -> None:
     recorded.add_argument("--into", type=Path, required=True, metavar="FILE", help="to be made; .gz compresses it")
     recorded.add_argument("--note", action="append", default=[], metavar="NAME=TEXT", help="kept beside the answers")
     recorded.set_defaults(run=_record)
+    return parts
 
 
 def add_guests(commands: Any) -> None:

@@ -45,6 +45,8 @@ USAGE = {
     "engines set-up": "[--into INTO] [NAME ...]",
     "engines serve": "--model MODEL [--speculation HOW] [--k K] [--draft-model MODEL] [--port PORT] "
     "[--threads THREADS] [--max-length MAX_LENGTH] [--rows ROWS] [--set NAME=VALUE] [--into INTO] NAME",
+    "engines head": "[--target TARGET] [--workload WORKLOAD] [--prompts PROMPTS] [--max-new-tokens MAX_NEW_TOKENS] "
+    "[--k K] [--port PORT] [--into INTO] [--markdown FILE] head",
     "engines record": "--into FILE [--note NAME=TEXT] url",
     "guests": "[--into INTO] [NAME ...]",
 }
