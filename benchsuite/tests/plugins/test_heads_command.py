@@ -71,13 +71,36 @@ def test_the_options_of_train_are_these_and_have_these_defaults(kind: str) -> No
     paths = {"corpus": Path("c"), "run": Path("r"), "out": Path("o")}
     assert vars(command.parser().parse_args(needed)) == {
         **{"verb": "train", "kind": kind, "target": "smollm2-135m", "device": "auto", **paths, "begin": None},
-        **{"epochs": 7, "steps": 3, "heads": 4, "wide": 576, "batch": 12, "rate": 0.025, "vocabulary": 8192, "seed": 0},
+        **{
+            "epochs": 7,
+            "steps": 3,
+            "heads": 4,
+            "wide": 576,
+            "block": 8,
+            "deep": 2,
+            "batch": 12,
+            "rate": 0.025,
+            "vocabulary": 8192,
+            "seed": 0,
+        },
     }
-    more = "--target t --device cpu --begin b --epochs 1 --steps 2 --heads 5 --wide 6 --batch 8 --rate 0.5"
-    found = vars(command.parser().parse_args([*needed, *more.split(), "--vocabulary", "9", "--seed", "10"]))
+    more = "--target t --device cpu --begin b --epochs 1 --steps 2 --heads 5 --wide 6 --block 4 --deep 1 --batch 8"
+    more += " --rate 0.5 --vocabulary 9 --seed 10"
+    found = vars(command.parser().parse_args([*needed, *more.split()]))
     assert found == {
         **{"verb": "train", "kind": kind, "target": "t", "device": "cpu", **paths, "begin": "b"},
-        **{"epochs": 1, "steps": 2, "heads": 5, "wide": 6, "batch": 8, "rate": 0.5, "vocabulary": 9, "seed": 10},
+        **{
+            "epochs": 1,
+            "steps": 2,
+            "heads": 5,
+            "wide": 6,
+            "block": 4,
+            "deep": 1,
+            "batch": 8,
+            "rate": 0.5,
+            "vocabulary": 9,
+            "seed": 10,
+        },
     }
 
 
@@ -100,7 +123,7 @@ def test_what_no_default_could_stand_for_must_be_given(
     assert capsys.readouterr().err.rstrip().endswith(f"error: the following arguments are required: {lacks}")
 
 
-def test_only_heads_of_three_kinds_are_trained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_heads_of_these_kinds_are_trained(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.parser().parse_args(["train", "hydra", "--corpus", "c", "--run", "r", "--out", "o"])
     assert "invalid choice: 'hydra'" in capsys.readouterr().err
@@ -205,7 +228,7 @@ def test_training_gets_what_was_given_and_leaves_a_record(
     arguments = {
         **{"verb": "train", "target": "tiny", "device": "cpu", "corpus": str(tmp_path / "c"), "kind": kind},
         **{"run": str(tmp_path / "r"), "out": str(out), "begin": "None", "epochs": "2", "steps": "4", "heads": "2"},
-        **{"wide": "16", "batch": "5", "rate": "0.5", "vocabulary": "3", "seed": "9"},
+        **{"wide": "16", "block": "8", "deep": "2", "batch": "5", "rate": "0.5", "vocabulary": "3", "seed": "9"},
     }
     record = out.with_suffix(".json").read_text(encoding="utf-8")
     expected = {

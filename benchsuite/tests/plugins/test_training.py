@@ -56,7 +56,11 @@ def _with_layers(built: tuple[Assembly, Corpus]) -> Corpus:
 def _head(kind: str, model: Any, text: Corpus) -> training.Head:
     if kind == "eagle3":
         return start.eagle3_start(model, 2, torch.arange(258), 0)
+    if kind == "dflash":
+        return start.dflash_start(model, 2, 4, 1, mask=250)
     tokens = text.tokens[:2]
+    if kind == "mtp":
+        return start.mtp_start(model, tokens, 0)
     return start.eagle_start(model, tokens, 0) if kind == "eagle" else start.medusa(model, tokens, 0, 3, 32)
 
 
@@ -65,7 +69,7 @@ def _run(
 ) -> tuple[training.Head, list[dict[str, object]]]:
     build, text = built
     model = build.target.twin()
-    if kind == "eagle3":
+    if kind in ("eagle3", "dflash"):
         text = _with_layers(built)
     head = _head(kind, model, text)
     reader = training.Reader(model.get_output_embeddings().weight, torch.arange(258), torch.float32)
@@ -77,7 +81,7 @@ def _run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "mtp", "dflash"])
 def test_training_learns_and_is_the_same_after_an_interruption(
     kind: str, text: tuple[Assembly, Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,11 +116,11 @@ def test_training_learns_and_is_the_same_after_an_interruption(
         assert torch.equal(value, again.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "mtp", "dflash"])
 def test_only_tokens_of_answers_teach(kind: str, text: tuple[Assembly, Corpus]) -> None:
     build, corpus = text
     model = build.target.twin()
-    first = (_with_layers(text) if kind == "eagle3" else corpus).rows(slice(4))
+    first = (_with_layers(text) if kind in ("eagle3", "dflash") else corpus).rows(slice(4))
     head = _head(kind, model, first)
     reader = training.Reader(model.get_output_embeddings().weight, torch.arange(258), torch.float32)
     embedded = model.get_input_embeddings()(first.tokens[:, 1:])

@@ -54,7 +54,7 @@ def block_states(shape: BlockShape, text: Tensor, embedded: Tensor) -> Tensor:
     head.enter_text(ops, text, plan, weights)
     arena.committed += text.shape[1]
     plan = arena.plan(known_text(torch.zeros(embedded.shape[:2], dtype=torch.int64)), ops, rows, text.shape[1])
-    states: Tensor = head(ops, embedded, plan, weights)
+    states: Tensor = head(ops, embedded, plan.position, head.cells(plan), weights)
     return states
 
 

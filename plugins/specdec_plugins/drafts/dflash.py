@@ -117,7 +117,8 @@ class BlockDraft(Draft):
         block = torch.cat([pending, pending.new_full((context.rows, head.shape.block - 1), head.mask)], dim=1)
         plan = self._arena.plan(known_text(block), self._ops, slice(0, context.rows), longest)
         embeds = self._target_embeds(block) if head.embedding is None else F.embedding(block, head.embedding)
-        return self._read(context, head(self._ops, embeds.to(self._dtype), plan, self._weights), k)
+        states = head(self._ops, embeds.to(self._dtype), plan.position, head.cells(plan), self._weights)
+        return self._read(context, states, k)
 
     def _read(self, context: Context, states: Tensor, k: int) -> Window:
         """A window of ``k`` proposals from the states [B, block, H] of a block."""

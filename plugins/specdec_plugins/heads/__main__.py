@@ -13,6 +13,7 @@ import argparse
 import json
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +24,10 @@ from specdec import Registry, SpecdecError, catalog
 from specdec.devices import pick_device
 from specdec.model import ArenaModel
 from specdec_plugins.heads import corpus, exported, files, start, training
+from specdec_plugins.heads.dflash_head import DFlashHead
 from specdec_plugins.heads.eagle3_head import Eagle3Head
+from specdec_plugins.heads.eagle_head import EagleHead
+from specdec_plugins.heads.medusa_heads import MedusaHeads
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,34 +46,42 @@ def parser() -> argparse.ArgumentParser:
     write.add_argument(
         "--layers",
         default="",
-        help="layers whose outputs are kept for heads that read them, as 2-15-28 (default: none)",
+        help="layers whose outputs are kept for heads that read them, eagle3 and dflash, as 2-15-28 (default: none)",
     )
-    train.add_argument("kind", choices=("eagle", "eagle3", "medusa"))
+    train.add_argument("kind", choices=("dflash", "eagle", "eagle3", "medusa", "mtp"))
     train.add_argument("--run", type=Path, required=True, help="folder of checkpoint and log")
     train.add_argument(
         "--out",
         type=Path,
         required=True,
-        help="the head's file; eagle3: its folder, in the form of the speculators package",
+        help="the head's file; dflash, eagle3, mtp: its folder, in the form of the speculators package",
     )
     train.add_argument(
         "--begin",
         help="a head's file to begin with (eagle3: one of eagle), or trained: the shipped one; "
-        "default: the target's parts",
+        "default: the target's parts, all that dflash and mtp begin with",
     )
     train.add_argument("--epochs", type=int, default=7, help="(default: %(default)s)")
     train.add_argument(
-        "--steps", type=int, default=3, help="eagle: tokens fed to itself, plus 1 (default: %(default)s)"
+        "--steps", type=int, default=3, help="eagle, eagle3, mtp: tokens fed to itself, plus 1 (default: %(default)s)"
     )
     train.add_argument("--heads", type=int, default=4, help="medusa: how many (default: %(default)s)")
     train.add_argument("--wide", type=int, default=576, help="medusa: a head's inner size (default: %(default)s)")
-    train.add_argument("--batch", type=int, default=12, help="conversations a step (default: %(default)s)")
+    train.add_argument("--block", type=int, default=8, help="dflash: proposals, plus 1 (default: %(default)s)")
+    train.add_argument("--deep", type=int, default=2, help="dflash: its layers (default: %(default)s)")
+    train.add_argument(
+        "--batch",
+        type=int,
+        default=12,
+        help="conversations a step; dflash begins a block at each of their tokens, and needs the memory of as many "
+        "conversations (default: %(default)s)",
+    )
     train.add_argument("--rate", type=float, default=0.025, help="learning rate (default: %(default)s)")
     train.add_argument(
         "--vocabulary",
         type=int,
         default=8192,
-        help="how many of the most frequent tokens, without --begin (default: %(default)s)",
+        help="how many of the most frequent tokens, without --begin; mtp: all (default: %(default)s)",
     )
     train.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     return whole
@@ -114,17 +126,22 @@ def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
         text,
         given.run,
         epochs=given.epochs,
-        steps=given.steps,
+        steps=head.shape.proposals if isinstance(head, DFlashHead) else given.steps,
         batch=given.batch,
         rate=given.rate,
         seed=given.seed,
     )
     out = given.out
-    if isinstance(head, Eagle3Head):
-        exported.export_eagle3(out, head, ids, text.layers, model, given.steps)
-        out = out / "model.safetensors"
-    else:
+    if isinstance(head, EagleHead | MedusaHeads):
         files.save(out, head, ids, model)
+    else:
+        if isinstance(head, Eagle3Head):
+            exported.export_eagle3(out, head, ids, text.layers, model, given.steps)
+        elif isinstance(head, DFlashHead):
+            exported.export_dflash(out, head, ids, text.layers, model)
+        else:
+            exported.export_mtp(out, head, model, given.steps)
+        out = out / "model.safetensors"
     made = {
         "arguments": {name: str(value) for name, value in vars(given).items()},
         "machine": f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {model.device}",
@@ -148,13 +165,17 @@ def _begun(
             heads, its_ids = files.load_medusa(given.begin, _read_by(model))
             return heads.requires_grad_(True), its_ids
         return start.medusa(model, tokens, given.seed, given.heads, given.wide), ids
+    if given.kind in ("dflash", "mtp"):
+        if given.begin:
+            raise SpecdecError(f"{given.kind} begins with the target's parts, got --begin {given.begin}; leave it out")
+        if given.kind == "mtp":  # its form has no reduced vocabulary
+            return start.mtp_start(model, tokens, given.seed), torch.arange(model.config.vocab_size)
+        _refuse_without_layers(given, text, start.spread_layers(model.config.num_hidden_layers))
+        mask = start.rarest(text.tokens, model.config.vocab_size)
+        return start.dflash_start(model, len(text.layers), given.block, given.deep, mask), ids
     begun, its_ids = files.load_eagle(given.begin, _read_by(model)) if given.begin else (None, ids)
     if given.kind == "eagle3":
-        if not text.layers:
-            raise SpecdecError(
-                f"eagle3 reads outputs of layers, and {given.corpus} was written without them; write another text "
-                "with `python -m specdec_plugins.heads write --layers 2-15-29`"
-            )
+        _refuse_without_layers(given, text, (2, 15, 29))
         if begun is None:
             return start.eagle3_start(model, len(text.layers), ids, given.seed), ids
         # What the other head learnt is of its own tokens.
@@ -162,6 +183,14 @@ def _begun(
         hidden = training.final(text.hidden[:4]).to(embedded)[:, :-1]
         return start.eagle3_of_eagle(begun, model, len(text.layers), its_ids, embedded, hidden, given.seed), its_ids
     return (start.eagle_start(model, tokens, given.seed) if begun is None else begun.requires_grad_(True)), its_ids
+
+
+def _refuse_without_layers(given: argparse.Namespace, text: corpus.Corpus, usual: Sequence[int]) -> None:
+    if not text.layers:
+        raise SpecdecError(
+            f"{given.kind} reads outputs of layers, and {given.corpus} was written without them; write another text "
+            f"with `python -m specdec_plugins.heads write --layers {'-'.join(map(str, usual))}`"
+        )
 
 
 def _read_by(model: PreTrainedModel) -> ArenaModel:

@@ -99,12 +99,14 @@ class DFlashHead(nn.Module):
     block's own; the text itself is never computed. ``inverse`` [d / 2] are the rotary's frequencies, and ``magnitude``
     is the factor of its cos and sin. ``embedding`` [V, H] and ``rows`` [D, H] are its own embeddings and the rows from
     which it reads tokens, None for the target's; ``mask`` is the token of every slot but the first, and ``ids``
-    int64 [D] are the target's ids of its tokens, None for all of them.
+    int64 [D] are the target's ids of its tokens, None for all of them. ``masked`` [H] is the embedding of ``mask`` in
+    training, where embeddings come without their tokens; else None.
     """
 
     embedding: Tensor | None
     rows: Tensor | None
     ids: Tensor | None
+    masked: Tensor | None
     inverse: Tensor
 
     def __init__(
@@ -115,6 +117,7 @@ class DFlashHead(nn.Module):
         self.register_buffer("inverse", inverse, persistent=False)
         for name in ("embedding", "rows", "ids"):
             self.register_buffer(name, None)
+        self.register_buffer("masked", None, persistent=False)
         self.enter = nn.Parameter(torch.empty(shape.hidden, shape.taps * shape.hidden), requires_grad=False)
         self.norm_enter = nn.Parameter(torch.empty(shape.hidden), requires_grad=False)
         self.norm = nn.Parameter(torch.empty(shape.hidden), requires_grad=False)
@@ -137,29 +140,42 @@ class DFlashHead(nn.Module):
         return (angle.cos() * self.magnitude).to(dtype), (angle.sin() * self.magnitude).to(dtype)
 
     def enter_text(self, ops: Backend, states: Tensor, plan: Plan, weights: BlockWeights) -> None:
-        """Write the text's keys and values to the cells of ``plan``; ``states`` [B, W, n H] are the target's, fused."""
+        """Write the keys and values of ``entries`` to the cells of ``plan``."""
+        for i, (keys, values) in enumerate(self.entries(ops, states, plan.position, weights)):
+            at = plan.at(i)
+            ops.kv_append(at.keys, at.values, keys, values, at.cells)
+
+    def entries(
+        self, ops: Backend, states: Tensor, position: Tensor, weights: BlockWeights
+    ) -> list[tuple[Tensor, Tensor]]:
+        """For each layer the text's keys and values [B, heads_kv, W, d] at positions int64 [B, W].
+
+        ``states`` [B, W, n H] are the target's, those of all its layers side by side.
+        """
         shape, layers = self.shape, self.block_layers()
         count, heads = len(layers), shape.heads_kv
         fused = ops.rms_norm(ops.linear(states, weights.enter, None), self.norm_enter, shape.eps, 0.0)
         both = ops.linear(fused, weights.texts, self._bias_of_texts()).unflatten(-1, (2 * count, heads, shape.head_dim))
         keys = [ops.rms_norm(both[:, :, i], layer.norm_keys, shape.eps, 0.0) for i, layer in enumerate(layers)]
         joined = torch.cat(keys, dim=2).transpose(1, 2)
-        turned, _ = ops.rotary(joined, joined[:, :1], *self.turn(plan.position, states.dtype))
-        for i in range(count):
-            at = plan.at(i)
-            fresh = turned[:, i * heads : (i + 1) * heads], both[:, :, count + i].transpose(1, 2)
-            ops.kv_append(at.keys, at.values, *fresh, at.cells)
+        turned, _ = ops.rotary(joined, joined[:, :1], *self.turn(position, states.dtype))
+        return [(turned[:, i * heads : (i + 1) * heads], both[:, :, count + i].transpose(1, 2)) for i in range(count)]
 
-    def forward(self, ops: Backend, embedded: Tensor, plan: Plan, weights: BlockWeights | None = None) -> Tensor:
+    def cells(self, plan: Plan) -> list[Cells]:
+        """For each layer the cells of a block, and what each of its slots sees of them and of the text before."""
+        return [self._seen(plan, layer) for layer in range(len(self.shape.windows))]
+
+    def forward(
+        self, ops: Backend, embedded: Tensor, position: Tensor, at: Sequence[Cells], weights: BlockWeights
+    ) -> Tensor:
         """States [B, block, H] behind the last norm, from the embeddings [B, block, H] of the pending token and masks.
 
-        In place: the cells of ``plan``, behind those of the text.
+        ``position`` int64 [B, block]. In place: the cells of ``at``, behind those of the text, for each layer.
         """
-        shape, weights = self.shape, weights or self.weights(ops)
-        turn, x = self.turn(plan.position, embedded.dtype), embedded
-        for i, layer in enumerate(self.block_layers()):
-            x = self._layer(ops, x, layer, weights.layers[i], turn, self._seen(plan, i))
-        return ops.rms_norm(x, self.norm, shape.eps, 0.0)
+        turn, x = self.turn(position, embedded.dtype), embedded
+        for layer, matrices, cells in zip(self.block_layers(), weights.layers, at, strict=True):
+            x = self._layer(ops, x, layer, matrices, turn, cells)
+        return ops.rms_norm(x, self.norm, self.shape.eps, 0.0)
 
     def _layer(
         self,

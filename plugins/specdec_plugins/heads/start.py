@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec import SpecdecError
+from specdec_plugins.heads.dflash_head import BlockShape, DFlashHead
 from specdec_plugins.heads.eagle3_head import Eagle3Head, Eagle3Shape
 from specdec_plugins.heads.eagle_head import EagleHead, EagleShape
 from specdec_plugins.heads.medusa_heads import MedusaHeads
+from specdec_plugins.heads.mtp_head import MtpHead
 
 
 @torch.no_grad()
@@ -194,6 +196,86 @@ def medusa(model: PreTrainedModel, tokens: Tensor, seed: int, count: int, wide: 
     heads.norm.copy_(gain)
     heads.hidden_norm.copy_(_sizes(model, tokens)[1] / gain)
     return heads
+
+
+@torch.no_grad()
+def mtp_start(model: PreTrainedModel, tokens: Tensor, seed: int) -> MtpHead:
+    """A module for multi-token prediction that begins as the target's last layer over its last state.
+
+    See ``eagle_start``, which begins in the same way. Embeddings and head are the target's.
+    """
+    layer, size, gain = _last_layer(model), model.config.hidden_size, model.base_model.norm.weight
+    before, after = _sizes(model, tokens)
+    torch.manual_seed(seed)
+    head = MtpHead(model.config, state_first=False, before=False)
+    tensors = {f"layers.0.{name}": tensor.clone() for name, tensor in layer.state_dict().items()}
+    tensors["entry.token_norm.weight"] = torch.full_like(gain, before)
+    tensors["entry.hidden_norm.weight"] = before * after / gain  # undoes the target's final norm
+    tensors["entry.project.weight"] = torch.cat([torch.randn(size, size) * 0.02, torch.eye(size)], dim=1).to(gain)
+    tensors["last.weight"] = gain.clone()
+    head.fill(tensors)
+    return head.requires_grad_(True)
+
+
+@torch.no_grad()
+def dflash_start(model: PreTrainedModel, states: int, block: int, count: int, mask: int) -> DFlashHead:
+    """A DFlash head of ``count`` layers that begins as the target's last ones, over the last of ``states`` outputs.
+
+    Its blocks have ``block`` slots, the pending token's first, and ``mask`` is the token of the others. The norm
+    of queries and keys, which a Llama has not, begins as 1. SpecdecError for a target whose layers are not Llama's.
+    """
+    last, config = _last_layer(model), model.config
+    if not 0 < count <= config.num_hidden_layers or block < 2:
+        raise SpecdecError(
+            f"a DFlash head was to have {count} layers and blocks of {block} slots; expected 1 to "
+            f"{config.num_hidden_layers} layers, as many as the target has, and 2 slots or more"
+        )
+    shape = BlockShape(
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        last.self_attn.head_dim,
+        config.rms_norm_eps,
+        states,
+        block,
+        (0,) * count,
+        ahead=True,
+    )
+    head, size = DFlashHead(shape, mask, _frequencies(model)), shape.hidden
+    head.enter.zero_()
+    head.enter[:, -size:].copy_(torch.eye(size))
+    head.norm_enter.copy_(last.input_layernorm.weight)
+    head.norm.copy_(model.base_model.norm.weight)
+    for mine, its in zip(head.block_layers(), model.base_model.layers[-count:], strict=True):
+        attention, mlp = its.self_attn, its.mlp
+        mine.qkv.copy_(torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]))
+        mine.out.copy_(attention.o_proj.weight)
+        mine.gate_up.copy_(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+        mine.down.copy_(mlp.down_proj.weight)
+        mine.norm_before.copy_(its.input_layernorm.weight)
+        mine.norm_after.copy_(its.post_attention_layernorm.weight)
+        mine.norm_query.fill_(1)
+        mine.norm_keys.fill_(1)
+    head.masked = model.get_input_embeddings().weight[mask].clone()
+    return head.requires_grad_(True)
+
+
+def spread_layers(count: int) -> tuple[int, ...]:
+    """The layers, of ``count``, whose outputs a DFlash head should read: three, from the second to the third last.
+
+    Its authors' ``build_target_layer_ids`` takes them so.
+
+    Example: ``spread_layers(30)`` is ``(1, 14, 27)``.
+    """
+    first, last = min(1, count - 1), max(1, count - 3)
+    return tuple(sorted({first, round((first + last) / 2), min(last, count - 1)}))
+
+
+def rarest(tokens: Tensor, vocabulary: int) -> int:
+    """The token that a text has least, of several the last: one that can stand for what is not known yet."""
+    counts = torch.bincount(tokens.flatten(), minlength=vocabulary)
+    return int((counts == counts.min()).nonzero()[-1])
 
 
 def _last_layer(model: PreTrainedModel) -> Any:

@@ -17,10 +17,13 @@ from specdec.decoder import Cells
 from specdec.interfaces import Backend
 from specdec.progress import Progress
 from specdec_plugins.heads.corpus import Corpus
+from specdec_plugins.heads.dflash_head import DFlashHead
 from specdec_plugins.heads.eagle3_head import Eagle3Head
 from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.medusa_heads import MedusaHeads
+from specdec_plugins.heads.mtp_head import MtpHead
 from specdec_plugins.heads.muon import OwnDtypeMuon
+from specdec_plugins.heads.unrolling import FeedbackStep, fed_back, mtp_step, unrolled_blocks
 
 HELD_OUT = 0.05
 """Share of the conversations that training does not use."""
@@ -34,7 +37,7 @@ WARM_UP = 100
 SAVED = 25
 """Batches between two checkpoints: what an interruption loses at most."""
 
-Head = EagleHead | Eagle3Head | MedusaHeads
+Head = EagleHead | Eagle3Head | MedusaHeads | MtpHead | DFlashHead
 
 
 def final(hidden: Tensor) -> Tensor:
@@ -45,36 +48,34 @@ def final(hidden: Tensor) -> Tensor:
 def unrolled_eagle(
     head: EagleHead | Eagle3Head, ops: Backend, embedded: Tensor, hidden: Tensor, steps: int
 ) -> Iterator[Tensor]:
-    """Yields the head's own states [B, T, H] after 0, 1 … steps - 1 tokens with its own estimates as input.
+    """``fed_back`` of either head; ``hidden`` are the target's states, [B, T, H], or [B, T, n, H] for EAGLE-3."""
+    if isinstance(head, EagleHead):
+        return fed_back(_eagle_step(head, ops, hidden), embedded, hidden, steps)
+    feature = head.fused(ops, hidden, head.weights(ops))
+    return fed_back(_eagle_step(head, ops, feature), embedded, feature, steps)
 
-    ``embedded`` [B, T, H] are the embeddings of tokens t + 1, ``hidden`` the target's states of tokens t, [B, T, H], or
-    [B, T, n, H] for EAGLE-3. After r such tokens, index j uses the target's states up to j - r and its own r estimates
-    after that, as in drafting (training-time test, EAGLE-3, Li et al. 2503.01840, figure 5).
-    """
-    batch, length = embedded.shape[:2]
-    shape = head.shape
-    step = _entering(head, ops)
-    if isinstance(head, Eagle3Head):
-        hidden = head.fused(ops, hidden, head.weights(ops))
-    index = torch.arange(length, device=hidden.device)
-    turn = head.turn(index[None], hidden.dtype)
-    empty = hidden.new_zeros(batch, shape.heads_kv, length, shape.head_dim)
+
+def _eagle_step(head: EagleHead | Eagle3Head, ops: Backend, like: Tensor) -> FeedbackStep:
+    """The step of either head over texts as long as ``like`` [B, T, H]."""
+    shape, (batch, length) = head.shape, like.shape[:2]
+    index = torch.arange(length, device=like.device)
+    turn = head.turn(index[None], like.dtype)
+    empty = like.new_zeros(batch, shape.heads_kv, length, shape.head_dim)
     keys = values = empty[:, :, :0]
-    for fed in range(steps):
+    forward = _entering(head, ops)
+
+    def step(embedded: Tensor, hidden: Tensor, mask: Tensor) -> Tensor:
+        nonlocal keys, values
+        cells = (index + keys.shape[2]).expand(batch, -1)
         # New tensors, because backward needs the tensors of earlier steps unchanged.
         keys, values = torch.cat([keys, empty], dim=2), torch.cat([values, empty], dim=2)
-        blocks = [index[:, None] - index[None, :] >= fed]
-        blocks += [index[:, None] - index[None, :] == fed - own for own in range(1, fed + 1)]
-        sees = torch.cat(blocks, dim=1)
-        mask = hidden.new_zeros(sees.shape).masked_fill_(~sees, float("-inf"))[None, None].expand(batch, 1, -1, -1)
-        cells = (index + fed * length).expand(batch, -1)
-        state = step(embedded, hidden, turn, Cells(keys, values, cells, mask))
-        yield state
-        hidden = torch.cat([hidden[:, :1], state[:, :-1]], dim=1)
+        return forward(embedded, hidden, turn, Cells(keys, values, cells, mask))
+
+    return step
 
 
 def _entering(head: EagleHead | Eagle3Head, ops: Backend) -> Callable[..., Tensor]:
-    """One step of either head, of embeddings, states, rotary and cells."""
+    """The forward of either head, of embeddings, states, rotary and cells."""
     if isinstance(head, EagleHead):
         weights = head.weights(ops)
         return lambda embedded, hidden, turn, at: head(ops, embedded, hidden, turn, at, weights)
@@ -143,11 +144,15 @@ def loss_of(
 
 
 def unrolled(head: Head, ops: Backend, embedded: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
-    """States for 1 … ``steps`` tokens ahead, for either kind of head."""
+    """States for 1 … ``steps`` tokens ahead, for any kind of head."""
     if isinstance(head, Eagle3Head):
         return unrolled_eagle(head, ops, embedded, hidden[:, :, :-1], steps)
     if isinstance(head, EagleHead):
         return unrolled_eagle(head, ops, embedded, final(hidden), steps)
+    if isinstance(head, MtpHead):
+        return fed_back(mtp_step(head), embedded, final(hidden), steps)
+    if isinstance(head, DFlashHead):
+        return unrolled_blocks(head, ops, embedded, hidden[:, :, :-1], steps)
     return unrolled_medusa(head, ops, embedded, final(hidden))
 
 
@@ -209,7 +214,7 @@ def train(
     total = epochs * per_epoch
     folder.mkdir(parents=True, exist_ok=True)
     best, log, losses = _resumed(folder, head, optimizers)
-    depth = head.count if isinstance(head, MedusaHeads) else max(4, steps)
+    depth = _most(head) or max(4, steps)
     for epoch in range(len(log), epochs):
         start = time.perf_counter()
         order = torch.randperm(len(training.tokens), generator=torch.Generator().manual_seed(seed + epoch))
@@ -243,6 +248,13 @@ def train(
     return log
 
 
+def _most(head: Head) -> int | None:
+    """How many proposals a head makes at once; None if it goes on with its own."""
+    if isinstance(head, MedusaHeads):
+        return head.count
+    return head.shape.proposals if isinstance(head, DFlashHead) else None
+
+
 def _pace(step: int, total: int) -> float:
     """The share of the learning rate in a step: it rises in the warm-up, and falls to 0 as a cosine."""
     warm, done = min(WARM_UP, total / 10), step / total
@@ -257,8 +269,9 @@ def _optimizers(head: Head, rate: float) -> list[torch.optim.Optimizer]:
     learning = [p for p in head.parameters() if p.requires_grad]
     matrices = [p for p in learning if p.dim() == 2]
     rest = [p for p in learning if p.dim() != 2]
+    norm = head.model.base_model.last.weight if isinstance(head, MtpHead) else head.norm
     return [
-        OwnDtypeMuon(matrices, rate, 0.05, head.norm.numel()),
+        OwnDtypeMuon(matrices, rate, 0.05, norm.numel()),
         torch.optim.AdamW(rest, lr=rate, weight_decay=0.0),
     ]
 
