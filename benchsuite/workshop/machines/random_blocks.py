@@ -10,9 +10,10 @@ from torch import Tensor
 from specdec import Draft, Env
 from specdec.arena import Arena
 from specdec_kernels.reference import Reference
-from specdec_plugins.drafts.dflash import BlockDraft
+from specdec_plugins.drafts.dflash import PublishedBlock
 from specdec_plugins.heads.dflash_head import BlockShape, DFlashHead
 from specdec_plugins.reading import known_text
+from specdec_plugins.whole_blocks import BlockDraft
 
 SHAPE = BlockShape(
     hidden=32,
@@ -40,7 +41,7 @@ def random_block_head(shape: BlockShape = SHAPE) -> DFlashHead:
 
 def random_blocks(env: Env) -> Draft:
     """A draft with that head, over the outputs of a target's first two layers."""
-    return BlockDraft(env, random_block_head(), (0, 1), 3)
+    return BlockDraft(env, PublishedBlock(env, random_block_head()), (0, 1), 3)
 
 
 def block_states(shape: BlockShape, text: Tensor, embedded: Tensor) -> Tensor:

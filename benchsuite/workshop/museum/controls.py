@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchsuite.workshop.museum.entries import control
-from benchsuite.workshop.museum.places import BLOCKS, POSITION, TABLE
+from benchsuite.workshop.museum.places import POSITION, TABLE
 
 DRAWN = "tokens = context.propose_token(logits, position)"
 LIKELIEST = f"{DRAWN} if self.branches else logits.max(dim=-1).indices"
@@ -78,7 +78,7 @@ CONTROLS = (
         "vllm#46104",
         "a block's masks have another embedding than that of their token: other proposals, and the same output",
         (
-            f"{BLOCKS}._drafted",
+            "specdec_plugins.drafts.dflash:PublishedBlock.window",
             "embeds = self._target_embeds(block) if head.embedding is None else F.embedding(block, head.embedding)",
             "embeds = self._target_embeds(block) * 2 if head.embedding is None else F.embedding(block, head.embedding)",
         ),

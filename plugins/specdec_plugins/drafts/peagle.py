@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Annotated
 
 import torch
+from torch import Tensor
 
 from specdec import Context, Draft, SpecdecError, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
 from specdec_plugins.chain import Chain
 from specdec_plugins.drafts.eagle3 import PublishedEagle3
-from specdec_plugins.feedback import FeedbackDraft
+from specdec_plugins.feedback import FeedbackDraft, FeedbackHead
 from specdec_plugins.heads.rounding import bits_named
 from specdec_plugins.published import read_for
 from specdec_plugins.published.options import (
@@ -31,16 +32,16 @@ from specdec_plugins.reading import known_text
 class Peagle(FeedbackDraft):
     """Proposes at the place of the last known state, and at K - 1 masks behind it in one forward (P-EAGLE, 2602.01469).
 
-    Entries of accepted tokens are EAGLE-3's; those of masks are never committed.
+    Entries of accepted tokens are EAGLE-3's; those of masks are never committed. ``mask`` is the token of a place that
+    is not known yet, ``masked`` [1, 1, F] what the head reads there of the target's states.
     """
 
     def __init__(
-        self, env: Env, parts: PeagleParts, layers: tuple[int, ...], max_draft: int, bits: int | None = None
+        self, env: Env, head: FeedbackHead, mask: int, masked: Tensor, layers: tuple[int, ...], max_draft: int
     ) -> None:
         self.hidden_layers = tuple(sorted(layers))
-        head = PublishedEagle3(env, parts.eagle, layers, bits)
         super().__init__(env, head, max_draft, 1, 1, 0.0)
-        self._mask, self._masked = parts.mask, head.fused(parts.states.to(env.target.device, env.target.dtype))
+        self._mask, self._masked = mask, masked
 
     def calls(self, k: int) -> int:
         """One forward for all masks."""
@@ -82,8 +83,11 @@ def peagle(
     bits = bits_named(weights)
     reading = Reading.of(layers=layers, ids=ids, window=window, embedding=embedding, mask=mask)
     found = read_for(FORM, head, env.target, reading)
+    parts: PeagleParts = found.head
     assert found.reading.layers is not None
-    return Peagle(env, found.head, found.reading.layers, max_draft, bits)
+    network = PublishedEagle3(env, parts.eagle, found.reading.layers, bits)
+    masked = network.fused(parts.states.to(env.target.device, env.target.dtype))
+    return Peagle(env, network, parts.mask, masked, found.reading.layers, max_draft)
 
 
 @hookimpl

@@ -1,0 +1,146 @@
+"""Drafts that propose a whole block in one forward: entries of the text are computed from the target's states alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec import Context, Draft, Request, Verdict, Window
+from specdec.arena import Arena, KeptCells, LayerShape, Plan
+from specdec.interfaces import Env
+from specdec.model import PREFILL_CHUNK
+from specdec.runtime import Eager, addresses
+from specdec_plugins.reading import known_text
+
+
+class BlockHead(ABC):
+    """A head that proposes from a block: the pending token and masks, ``block`` slots, over entries of the text.
+
+    ``layers`` are its attention layers, ``mask`` is the token of every slot but the first, and ``proposals`` are the
+    most of one block. ``weight_bytes`` are the bytes of weights that a block and the entries of a step read.
+    """
+
+    layers: Sequence[LayerShape]
+    block: int
+    mask: int
+    proposals: int
+    weight_bytes: int
+
+    @abstractmethod
+    def enter(self, states: Tensor, plan: Plan) -> None:
+        """Compute the entries of tokens from the target's states of these, [B, W, F].
+
+        In place: the cells that ``plan`` names.
+        """
+
+    @abstractmethod
+    def window(self, context: Context, block: Tensor, plan: Plan, k: int) -> Window:
+        """A window of ``k`` proposals, from the tokens int64 [B, block] of a block.
+
+        In place: the cells that ``plan`` names, which lie behind those of the text.
+        """
+
+
+class BlockDraft(Draft):
+    """Drafts a block at once: the pending token and masks, over keys and values of the target's true states.
+
+    Entry t of its arena is computed from the target's state t alone, when that token is committed, so that nothing of a
+    rejected proposal is ever in it. The whole block is computed for every K, as in training.
+    """
+
+    small_ops = True
+
+    def __init__(self, env: Env, head: BlockHead, layers: tuple[int, ...], max_draft: int) -> None:
+        target, self._head = env.target, head
+        self._most = min(head.proposals, max_draft or env.max_window - 1)
+        self.hidden_layers = tuple(sorted(set(layers)))
+        places = [self.hidden_layers.index(layer) for layer in layers]
+        self._places = None if places == [*range(len(places))] else torch.tensor(places, device=target.device)
+        self._ops, self._runtime = env.ops, env.runtime
+        widest = max(env.max_window, min(PREFILL_CHUNK, env.max_length), head.block)
+        self._arena = Arena(
+            head.layers,
+            rows=env.max_rows,
+            max_length=env.max_length + widest,
+            max_window=widest,
+            dtype=target.dtype,
+            device=target.device,
+        )
+        self._longest, self._most_tokens = 0, env.max_length  # host's bound on committed entries, and its limit
+        self.weight_bytes = head.weight_bytes
+        self._forwards = 0
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """Empty the row."""
+        self._arena.reset(row)
+        self._longest = max(self._longest, len(prompt) - 1)
+
+    def keep(self, row: int, tokens: tuple[int, ...]) -> object:
+        """The entries of all tokens except the last."""
+        return self._arena.keep(row, len(tokens) - 1, self._arena.max_window)
+
+    def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
+        """Restore the entries of the common tokens; the target's states of the others follow."""
+        assert isinstance(kept, KeptCells)
+        self.admit(row, request, prompt)
+        self._arena.restore(row, kept, first)
+
+    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
+        """Move the arena row with the request."""
+        self._arena.move(source, row)
+
+    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
+        """Compute the entries of a chunk of the prompt."""
+        rows = slice(row, row + 1)
+        plan = self._arena.plan(known_text(tokens), self._ops, rows, start)
+        self._head.enter(self._fused(hidden), plan)
+        self._arena.committed[rows] += hidden.shape[1]
+
+    def propose(self, context: Context) -> Window:
+        """One forward of the block behind each row's text; as many of its proposals as the row with most room has."""
+        self._longest = int(context.length_host.max()) - 1
+        self._forwards += 1
+        k = min(int(context.max_proposals_host.max()), self._most)
+        return self._runtime.steps((self, context.kind, k)).part(self._drafted, context, k, self._bound())
+
+    def _bound(self) -> int:
+        return self._runtime.longest(self._longest, self._most_tokens)
+
+    def _drafted(self, context: Context, k: int, longest: int) -> Window:
+        head, pending = self._head, context.pending[:, None]
+        block = torch.cat([pending, pending.new_full((context.rows, head.block - 1), head.mask)], dim=1)
+        plan = self._arena.plan(known_text(block), self._ops, slice(0, context.rows), longest)
+        return head.window(context, block, plan, k)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        """Compute the entries of the accepted slots from the target's states."""
+        assert hidden is not None
+        size = verdict.path.shape[1]
+        if own:
+            size = min(size, self._most + 1)
+        # A window of another draft lies elsewhere at every step.
+        kind = self, "observe", size, addresses(verdict.path, verdict.num_accepted, hidden)
+        steps = self._runtime.steps(kind) if own else Eager()
+        steps.part(self._learned, verdict, hidden, size, self._bound())
+        # Without this limit, the bound would grow far too large while another draft's windows are verified.
+        self._longest = min(self._longest + size, self._most_tokens)
+
+    def _learned(self, verdict: Verdict, hidden: Tensor, size: int, longest: int) -> None:
+        rows = slice(0, len(verdict.next))
+        path, states = verdict.path[:, :size].clamp(min=0), self._fused(hidden)
+        kept = states.gather(1, path[:, :, None].expand(-1, -1, states.shape[2]))
+        # Rows that accepted fewer write on past their end, where nothing is committed.
+        plan = self._arena.plan(known_text(path), self._ops, rows, longest)
+        self._head.enter(kept, plan)
+        self._arena.committed[rows] += verdict.num_accepted + 1
+
+    def _fused(self, hidden: Tensor) -> Tensor:
+        """The states [B, W, F] of the head's layers, in its order."""
+        return (hidden if self._places is None else hidden[:, :, self._places]).flatten(2)
+
+    def info(self) -> Mapping[str, int]:
+        """Forwards of the block, prefill excluded."""
+        return {"draft_forwards": self._forwards}
