@@ -86,22 +86,22 @@ class Tabular(ArenaModel):
     def forward(
         self, arena: Arena, window: Window, rows: slice, longest: int, taps: Taps = NO_LAYERS
     ) -> tuple[Tensor, Tensor]:
-        """Return logits [B, W, V] of the distribution after the history that each slot sees; hidden states are 0."""
+        """Return logits [B, W, V] of the distribution after the history that a slot sees; its token is its state."""
         plan = arena.plan(window, self.ops, rows, longest)
         self._write(plan, window.tokens)
         self.forwards += 1
         distributions = [[self.distribution(history) for history in row] for row in self._seen(plan)]
-        states = torch.zeros(*window.tokens.shape, 1)
+        states = window.tokens[:, :, None].double()
         return torch.tensor(distributions, dtype=torch.float64).log(), taps.gathered(
             [states] * len(taps.layers), states
         )
 
     def extend(self, arena: Arena, tokens: Tensor, row: int, start: int, taps: Taps = NO_LAYERS) -> Tensor:
-        """Write and commit prompt tokens [1, N]; return hidden states of 0."""
+        """Write and commit prompt tokens [1, N]; return these as states [1, N, 1]."""
         window = Window.chain(tokens[:, 0], tokens[:, 1:], torch.tensor([tokens.shape[1] - 1]))
         self._write(arena.plan(window, self.ops, slice(row, row + 1), start), tokens)
         arena.committed[row] += tokens.shape[1]
-        states = torch.zeros(*tokens.shape, 1)
+        states = tokens[:, :, None].double()
         return taps.gathered([states] * len(taps.layers), states)
 
     def _write(self, plan: Plan, tokens: Tensor) -> None:

@@ -1,8 +1,8 @@
-"""Drafts that feed their own states back, with a table in place of the head: all outcomes of whole runs."""
+"""Drafts with heads that have entries of the text, with a table in place of the head: all outcomes of whole runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -14,12 +14,15 @@ from benchsuite.conformance.exact.exact_runs import one, run_distance
 from benchsuite.conformance.exact.table_target import Table, Tabular, random_table
 from benchsuite.conformance.models.tiny import policy_named
 from benchsuite.tests.rig import slow_after
-from specdec import Context, Env, Window
+from specdec import Context, Draft, Env, Window
 from specdec.arena import LayerShape, Plan
 from specdec.runtime import Eager
 from specdec.stats import RowStats
 from specdec_kernels.reference import Reference
+from specdec_plugins.chain import Chain
+from specdec_plugins.drafts.peagle import Peagle
 from specdec_plugins.feedback import FeedbackDraft, FeedbackHead
+from specdec_plugins.whole_blocks import BlockDraft, BlockHead
 
 
 class TableHead(FeedbackHead):
@@ -61,34 +64,106 @@ class TableHead(FeedbackHead):
         return feature
 
 
+def table_env(table: Table, shape: Shape) -> Env:
+    """What a draft over a table's target is built from."""
+    none = cast(Any, None)
+    target, most = Tabular(table, len(table(())), Reference()), len(shape.parents) - 1
+    return Env(target, none, Reference(), 2, 12, most + 1, 0, none, none, Eager(), none)
+
+
+def drawn_as_due(window: Window, context: Context, due: Callable[[list[int], list[int]], Sequence[float]]) -> Window:
+    """The window, each of whose proposals was drawn from ``due`` of the row's text and the proposals before it."""
+    for row in range(context.rows):
+        text = context.history[row, : context.length_host[row]].tolist()
+        for depth in range(int(window.width[row]) - 1 if window.q is not None else 0):
+            assert window.q is not None
+            wanted = due(text, window.tokens[row, 1 : 1 + depth].tolist())
+            assert window.q[row, depth].tolist() == pytest.approx(list(wanted), abs=1e-12)
+    return window
+
+
 class TableFeedback(FeedbackDraft):
-    """Asserts that each proposal was drawn from the table's distribution after the row's text and its predecessors."""
+    """Each proposal is drawn from the table's distribution after the row's text and its predecessors."""
 
     needs_hidden, nodes = True, 1
 
     def __init__(self, table: Table, shape: Shape, certain: bool) -> None:
-        most, vocabulary = len(shape.parents) - 1, len(table(()))
-        target = Tabular(table, vocabulary, Reference())
-        none = cast(Any, None)
-        env = Env(target, none, Reference(), 2, 12, most + 1, 0, none, none, Eager(), none)
-        super().__init__(env, TableHead(table, vocabulary), 0, self.nodes, 2, 0.0)
+        super().__init__(table_env(table, shape), TableHead(table, len(table(()))), 0, self.nodes, 2, 0.0)
         self._rule = table
 
     def propose(self, context: Context) -> Window:
-        window = super().propose(context)
-        for row in range(context.rows):
-            text = context.history[row, 1 : context.length_host[row]].tolist()
-            for depth in range(int(window.width[row]) - 1 if text and window.q is not None else 0):
-                assert window.q is not None
-                due = self._rule((*text, *window.tokens[row, 1 : 1 + depth].tolist()))
-                assert window.q[row, depth].tolist() == pytest.approx(list(due), abs=1e-12)
-        return window
+        return drawn_as_due(super().propose(context), context, lambda text, before: self._rule((*text[1:], *before)))
 
 
 class TableTree(TableFeedback):
     """The same, drafting trees, whose nodes are certain."""
 
     nodes = 2
+
+
+class TableMasks(Peagle):
+    """Each proposal is drawn from the distribution after the row's text and as many masks as there are before it."""
+
+    needs_hidden = True
+
+    def __init__(self, table: Table, shape: Shape, certain: bool) -> None:
+        vocabulary = len(table(()))
+        head, masked = TableHead(table, vocabulary), torch.zeros(1, 1, vocabulary, dtype=torch.float64)
+        super().__init__(table_env(table, shape), head, vocabulary, masked, (), 0)
+        self._rule = table
+
+    def propose(self, context: Context) -> Window:
+        return drawn_as_due(
+            super().propose(context),
+            context,
+            lambda text, before: self._rule((*text[1:], *[self._mask] * len(before))),
+        )
+
+
+class TableBlock(BlockHead):
+    """A block's proposals are drawn from distributions after all tokens that its last slot sees, and their places.
+
+    The arena is its only memory: an entry holds its position and the target's state, which is a token.
+    """
+
+    weight_bytes = 0
+
+    def __init__(self, table: Table, vocabulary: int, proposals: int) -> None:
+        self._table, self._vocabulary, self.layers = table, vocabulary, [LayerShape(1, 1, None)]
+        self.block, self.mask, self.proposals = proposals + 1, vocabulary, proposals
+
+    def enter(self, states: Tensor, plan: Plan) -> None:
+        at = plan.at(0)
+        plan.ops.kv_append(at.keys, at.values, plan.position[:, None, :, None].double(), states[:, None], at.cells)
+
+    def window(self, context: Context, block: Tensor, plan: Plan, k: int) -> Window:
+        self.enter(block[:, :, None].double(), plan)
+        at, found = plan.at(0), list[list[tuple[float, ...]]]()
+        for row, mask in enumerate((at.mask[:, 0, -1] == 0).tolist()):
+            cells = zip(at.keys[row, 0, :, 0].tolist(), at.values[row, 0, :, 0].tolist(), mask, strict=False)
+            seen = sorted((place, int(token)) for place, token, sees in cells if sees)
+            assert [place for place, _ in seen] == [*range(int(plan.position[row, -1]) + 1)], seen
+            found.append([tuple(self._table((*(token for _, token in seen), place))) for place in range(k)])
+        chain, logits = Chain(context, self._vocabulary), torch.tensor(found, dtype=torch.float64).log()
+        for place in range(k):
+            chain.propose(logits[:, place : place + 1])
+        return chain.window()
+
+
+class TableBlocks(BlockDraft):
+    """Each proposal is drawn from the distribution after the row's text, a block of masks and its place."""
+
+    needs_hidden = True
+
+    def __init__(self, table: Table, shape: Shape, certain: bool) -> None:
+        head = TableBlock(table, len(table(())), len(shape.parents) - 1)
+        super().__init__(table_env(table, shape), head, (), 0)
+        self._rule, self._masks = table, [head.mask] * head.proposals
+
+    def propose(self, context: Context) -> Window:
+        return drawn_as_due(
+            super().propose(context), context, lambda text, before: self._rule((*text, *self._masks, len(before)))
+        )
 
 
 def _now_and_then(row: RowStats) -> int:
@@ -98,17 +173,22 @@ def _now_and_then(row: RowStats) -> int:
 @pytest.mark.parametrize(
     ("policy", "k", "draft", "k_of"),
     slow_after(
-        2,
+        4,
         [
             ("rejection", 2, TableFeedback, _now_and_then),
             ("tree_rejection", 4, TableTree, None),
+            ("rejection", 2, TableMasks, None),
+            ("rejection", 2, TableBlocks, None),
+            ("rejection", 2, TableMasks, _now_and_then),
+            ("rejection", 2, TableBlocks, _now_and_then),
+            ("block", 3, TableBlocks, None),
             ("rejection", 2, TableFeedback, None),
             ("block", 3, TableFeedback, None),
         ],
     ),
 )
 def test_proposals_follow_from_the_text_and_outputs_are_the_targets_in_every_outcome(
-    policy: str, k: int, draft: type[TableFeedback], k_of: Callable[[RowStats], int] | None
+    policy: str, k: int, draft: Callable[[Table, Shape, bool], Draft], k_of: Callable[[RowStats], int] | None
 ) -> None:
     """Accepted, rejected or left out: the entries are those of the text, and the distribution is exact."""
     assert run_distance(policy_named(policy), 2, chain(k), one(4), draft=draft, k_of=k_of) < 1e-12
