@@ -92,6 +92,21 @@ def test_the_shipped_head_is_the_one_of_its_kind_for_this_target(
         )
 
 
+def test_the_shipped_folder_is_that_of_the_form_and_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = target_model(), target_model(seed=1)
+    monkeypatch.setattr(files, "SHIPPED", tmp_path)
+    (tmp_path / "README.md").write_text("no head")
+    for name, form, target in (("a", "eagle3", theirs), ("b", "peagle", ours), ("c", "eagle3", ours)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"speculators_model_type": form}))
+        mark = {"target": files.fingerprint(target.model)}
+        save_file({"a": torch.zeros(1)}, tmp_path / name / "model.safetensors", metadata=mark)
+    assert files.shipped_folder("eagle3", ours.model) == tmp_path / "c"
+    assert files.shipped_folder("eagle3", theirs.model) == tmp_path / "a"
+    with pytest.raises(SpecdecError, match=r"no trained peagle head for this target is shipped.*peagle\(head='path"):
+        files.shipped_folder("peagle", theirs.model)
+
+
 def test_a_file_that_is_no_head_of_this_kind_is_refused_by_what_it_holds(tmp_path: Path) -> None:
     target = target_model()
     mark = files.fingerprint(target.model)

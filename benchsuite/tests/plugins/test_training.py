@@ -138,16 +138,18 @@ def test_only_tokens_of_answers_teach(kind: str, text: tuple[Assembly, Corpus]) 
 
 @pytest.mark.parametrize("mixed", ["token", "state", "both"])
 @torch.no_grad()
-def test_an_eagle3_head_begins_with_the_states_of_the_eagle_head_that_it_is_begun_with(
+def test_an_eagle3_head_begins_with_the_logits_of_the_eagle_head_that_it_is_begun_with(
     mixed: str, text: tuple[Assembly, Corpus]
 ) -> None:
-    """Exact where a mixture of token and state has one size for all tokens; of both, then, without its attention."""
+    """Exact where states have one size for all tokens, and so have mixtures; of both, then, without attention."""
     model, some = text[0].target.twin(), _with_layers(text).rows(slice(3))
     tokens, hidden = some.tokens, some.hidden.float()
     hidden[:, :, -1] = model.base_model.norm(hidden[:, :, -2])  # to more digits than a text keeps
     eagle = start.eagle_start(model, tokens, 1)
     for part in eagle.parameters():
         part.add_(torch.randn(part.shape, generator=torch.Generator().manual_seed(part.numel())), alpha=0.05)
+    for gain, value in ((eagle.token_norm, 2.0), (eagle.hidden_norm, 3.0), (eagle.norm, 1.0)):
+        gain.fill_(value)
     size = eagle.shape.hidden
     turned = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(3))).Q
     if mixed == "both":
@@ -155,15 +157,16 @@ def test_an_eagle3_head_begins_with_the_states_of_the_eagle_head_that_it_is_begu
     else:
         eagle.enter.zero_()
         eagle.enter[:, slice(size) if mixed == "token" else slice(size, None)].copy_(turned)
-        (eagle.token_norm if mixed == "token" else eagle.hidden_norm).fill_(2.0)
     embedded = model.get_input_embeddings()(tokens[:, 1:])
-    head = start.eagle3_of_eagle(eagle, model, 2, torch.arange(258), embedded, hidden[:, :-1, -1], 0)
+    reader = training.Reader(model.get_output_embeddings().weight, torch.arange(258), torch.float32)
+    head = start.eagle3_of_eagle(eagle, model, 2, reader.ids, embedded, hidden[:, :-1, -1], 0)
     for expected, found in zip(
         training.unrolled(eagle, OPS, embedded, hidden[:, :-1], 4),
         training.unrolled(head, OPS, embedded, hidden[:, :-1], 4),
         strict=True,
     ):
-        assert (found - expected).abs().max() < 2e-3 * expected.abs().max()
+        wanted, got = (reader.read(one, OPS, state) for one, state in ((eagle, expected), (head, found)))
+        assert (got - wanted).abs().max() < 2e-3 * wanted.abs().max()
 
 
 @pytest.mark.slow

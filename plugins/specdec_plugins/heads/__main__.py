@@ -173,16 +173,27 @@ def _begun(
         _refuse_without_layers(given, text, start.spread_layers(model.config.num_hidden_layers))
         mask = start.rarest(text.tokens, model.config.vocab_size)
         return start.dflash_start(model, len(text.layers), given.block, given.deep, mask), ids
-    begun, its_ids = files.load_eagle(given.begin, _read_by(model)) if given.begin else (None, ids)
     if given.kind == "eagle3":
-        _refuse_without_layers(given, text, (2, 15, 29))
-        if begun is None:
-            return start.eagle3_start(model, len(text.layers), ids, given.seed), ids
-        # What the other head learnt is of its own tokens.
-        embedded = F.embedding(tokens[:, 1:], model.get_input_embeddings().weight)
-        hidden = training.final(text.hidden[:4]).to(embedded)[:, :-1]
-        return start.eagle3_of_eagle(begun, model, len(text.layers), its_ids, embedded, hidden, given.seed), its_ids
-    return (start.eagle_start(model, tokens, given.seed) if begun is None else begun.requires_grad_(True)), its_ids
+        return _begun_eagle3(given, model, text, ids)
+    if given.begin:
+        head, its_ids = files.load_eagle(given.begin, _read_by(model))
+        return head.requires_grad_(True), its_ids
+    return start.eagle_start(model, tokens, given.seed), ids
+
+
+def _begun_eagle3(
+    given: argparse.Namespace, model: PreTrainedModel, text: corpus.Corpus, ids: torch.Tensor
+) -> tuple[Eagle3Head, torch.Tensor]:
+    """The same of eagle3, whose text has outputs of layers."""
+    _refuse_without_layers(given, text, (2, 15, 29))
+    if not given.begin:
+        return start.eagle3_start(model, len(text.layers), ids, given.seed), ids
+    eagle, its_ids = files.load_eagle(given.begin, _read_by(model))
+    tokens = text.tokens[:4].to(model.device)
+    # What the other head learnt is of its own tokens.
+    embedded = F.embedding(tokens[:, 1:], model.get_input_embeddings().weight)
+    hidden = training.final(text.hidden[:4]).to(embedded)[:, :-1]
+    return start.eagle3_of_eagle(eagle, model, len(text.layers), its_ids, embedded, hidden, given.seed), its_ids
 
 
 def _refuse_without_layers(given: argparse.Namespace, text: corpus.Corpus, usual: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from specdec_plugins.heads.dflash_head import BlockShape, DFlashHead
 from specdec_plugins.heads.eagle3_head import Eagle3Head, Eagle3Shape
+from specdec_plugins.heads.files import fingerprint
 from specdec_plugins.heads.mtp_head import MtpHead
 
 
@@ -48,7 +49,7 @@ def export_eagle3(
         "norm_output": shape.norm_output,
         "embed_requires_grad": False,
     }
-    _written(folder, config, package_parts(head), _token_maps(ids, source.vocab_size))
+    _written(folder, model, config, package_parts(head), _token_maps(ids, source.vocab_size))
 
 
 def export_dflash(folder: Path, head: DFlashHead, ids: Tensor, layers: Sequence[int], model: PreTrainedModel) -> None:
@@ -88,7 +89,7 @@ def export_dflash(folder: Path, head: DFlashHead, ids: Tensor, layers: Sequence[
         parts[f"{name}.self_attn.k_norm.weight"] = layer.norm_keys
         parts |= _split(name, "weight", shape, layer.qkv, layer.out, layer.gate_up, layer.down)
         parts |= _split(name, "bias", shape, layer.qkv_bias, layer.out_bias, None, None)
-    _written(folder, config, parts, {} if whole else _token_maps(ids, source.vocab_size))
+    _written(folder, model, config, parts, {} if whole else _token_maps(ids, source.vocab_size))
 
 
 def export_mtp(folder: Path, head: MtpHead, model: PreTrainedModel, proposals: int) -> None:
@@ -115,7 +116,7 @@ def export_mtp(folder: Path, head: MtpHead, model: PreTrainedModel, proposals: i
         "num_nextn_predict_layers": 1,
         "tie_word_embeddings": False,
     }
-    _written(folder, config, parts, {})
+    _written(folder, model, config, parts, {})
 
 
 def _package_config(kind: str, architecture: str, proposals: int, source: Any) -> dict[str, Any]:
@@ -141,13 +142,18 @@ def _package_config(kind: str, architecture: str, proposals: int, source: Any) -
     }
 
 
-def _written(folder: Path, config: dict[str, Any], parts: dict[str, Tensor], maps: dict[str, Tensor]) -> None:
-    """Write a folder with a config and tensors, ``parts`` in bfloat16 and ``maps`` as they are."""
+def _written(
+    folder: Path, model: PreTrainedModel, config: dict[str, Any], parts: dict[str, Tensor], maps: dict[str, Tensor]
+) -> None:
+    """Write a folder with a config and tensors, ``parts`` in bfloat16 and ``maps`` as they are.
+
+    The fingerprint of the target ``model`` is among the metadata of the tensors.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {name: part.detach().to("cpu", torch.bfloat16).contiguous() for name, part in parts.items()}
-    save_file(tensors | maps, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors | maps, folder / "model.safetensors", metadata={"format": "pt", "target": fingerprint(model)})
 
 
 def _token_maps(ids: Tensor, vocabulary: int) -> dict[str, Tensor]:

@@ -57,6 +57,20 @@ def load_medusa(name: str, target: ArenaModel) -> tuple[MedusaHeads, Tensor]:
     return _filled(MedusaHeads(**shape), tensors, target)
 
 
+def shipped_folder(form: str, target: nn.Module) -> Path:
+    """The folder of the shipped head of a published form, as eagle3, for this target; SpecdecError if there is none."""
+    mark = fingerprint(target)
+    for folder in sorted(Path(str(SHIPPED)).iterdir()):
+        if not folder.is_dir() or json.loads((folder / "config.json").read_text())["speculators_model_type"] != form:
+            continue
+        with safe_open(folder / "model.safetensors", framework="pt") as file:
+            if file.metadata().get("target") == mark:
+                return folder
+    raise SpecdecError(
+        f"no trained {form} head for this target is shipped; name the folder of one: {form}(head='path/to/head')"
+    )
+
+
 def _filled(head: H, tensors: dict[str, Tensor], target: ArenaModel) -> tuple[H, Tensor]:
     ids = tensors.pop("ids").long().to(target.device)
     head.load_state_dict(tensors)

@@ -19,13 +19,13 @@ class OwnDtypeMuon(torch.optim.Optimizer):
     """Steps of ``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"``, without its rounding.
 
     ``block``: where a matrix reads several states of this size side by side, the columns of each are made orthogonal
-    apart, which is cheaper. Each step sets every parameter p to p - lr · (``decay`` · p + 0.2 · √n · orthogonal) in
-    place; n is the larger side, and the orthogonal matrix that of the gradients' Nesterov momentum.
+    apart, which is cheaper. Each step takes 0.2 · lr · √n times the orthogonal matrix of the gradients' Nesterov
+    momentum from a parameter, in place; n is its larger side. Weights do not decay: heads begin with what others know.
     """
 
-    def __init__(self, matrices: Iterable[nn.Parameter], lr: float, decay: float, block: int) -> None:
+    def __init__(self, matrices: Iterable[nn.Parameter], lr: float, block: int) -> None:
         super().__init__(matrices, {"lr": lr})
-        self._decay, self._block = decay, block
+        self._block = block
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -38,7 +38,6 @@ class OwnDtypeMuon(torch.optim.Optimizer):
                 mean.lerp_(matrix.grad, 0.05)
                 ahead = matrix.grad.lerp(mean, 0.95)
                 parts = ahead.split(self._block, dim=1) if ahead.shape[1] % self._block == 0 else [ahead]
-                matrix.mul_(1 - group["lr"] * self._decay)
                 moved = torch.cat([orthogonal(part) for part in parts], dim=1)
                 matrix.sub_(moved, alpha=0.2 * math.sqrt(max(matrix.shape)) * group["lr"])
 

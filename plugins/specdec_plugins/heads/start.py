@@ -88,11 +88,12 @@ def eagle3_of_eagle(
 
     The last of ``states`` must be the output of the last layer.
 
-    Its conventions (EAGLE 3.1) make the states that are read and fed back those of ``eagle``. EAGLE's layer reads one
-    mixture of token and state, EAGLE-3's residual is the state alone. So there are two heads of attention for each of
-    ``eagle``'s, with keys and values of their own: the first do what ``eagle``'s do, up to the size of the mixture,
-    which is measured on ``embedded`` and ``hidden`` [B, T, H]; the others see their own place alone, and their values
-    are what the mixture has beside the state.
+    Its conventions (EAGLE 3.1) make the states that are read and fed back those of ``eagle``, up to sizes that are
+    measured on ``embedded`` and ``hidden`` [B, T, H]. EAGLE's layer reads one mixture of token and state, EAGLE-3's
+    residual is the state alone. So there are two heads of attention for each of ``eagle``'s, with keys and values of
+    their own: the first do what ``eagle``'s do; the others see their own place alone, and their values are what the
+    mixture has beside the state. Attention reads inputs of size 1 and the residual keeps the size of ``eagle``'s: else
+    a step of training that suits one is thirty times too large for the other.
     """
     old = eagle.shape
     shape = replace(
@@ -100,7 +101,6 @@ def eagle3_of_eagle(
         heads=2 * old.heads,
         heads_kv=2 * old.heads,
         fusion_norm="each",
-        norm_before_residual=True,
         norm_output=True,
         bias=True,
         out_bias=True,
@@ -110,43 +110,59 @@ def eagle3_of_eagle(
         raise SpecdecError(f"heads of EAGLE of size {inner} in all cannot hand on states of size {size}")
     torch.manual_seed(seed)
     head = Eagle3Head(shape, _frequencies(model))
+    state = _unit(hidden, shape.eps) * eagle.hidden_norm
+    mixed = torch.cat([_unit(embedded, shape.eps) * eagle.token_norm, state], dim=-1).float() @ eagle.enter.T
+    token_size = float(eagle.token_norm.square().mean().sqrt())
+    sizes = token_size, float(_rms(state).median()), float(_rms(mixed).median())
+    carried = eagle.hidden_norm / float(_rms(hidden.float()).median())
     head.fusion.zero_()
     head.fusion[:, -size:].copy_(torch.eye(size))
     assert head.fusion_norm is not None
-    head.fusion_norm[-1].copy_(model.base_model.norm.weight)
-    pair = [_unit(embedded, shape.eps) * eagle.token_norm, _unit(hidden, shape.eps) * eagle.hidden_norm]
-    mixed = torch.cat(pair, dim=-1).float() @ eagle.enter.T
-    scale = float(mixed.square().mean(-1).sqrt().median())
-    head.token_norm.copy_(eagle.token_norm)
+    head.fusion_norm.fill_(token_size)
+    head.fusion_norm[-1].copy_(model.base_model.norm.weight * carried)
+    head.token_norm.copy_(eagle.token_norm / token_size)
     [layer] = head.stack()
     assert layer.qkv_bias is not None
-    layer.norm_before.copy_(eagle.hidden_norm)
-    layer.qkv.copy_(_doubled(eagle, scale))
+    layer.qkv.copy_(_doubled(eagle, *sizes))
     here, empty = _own_place(head.inverse, shape.head_dim**-0.5).repeat(old.heads), torch.zeros(inner)
     layer.qkv_bias.copy_(torch.cat([empty, here, empty, here, empty, empty]))
-    layer.out.copy_(torch.cat([eagle.out, torch.eye(size, inner)], dim=1))
+    layer.out.copy_(torch.cat([eagle.out, token_size * torch.eye(size, inner)], dim=1))
     for name in ("norm_after", "gate_up", "down"):
         getattr(layer, name).copy_(getattr(eagle, name))
-    head.norm.copy_(eagle.norm)
-    head.output.copy_(model.get_output_embeddings().weight[ids])
-    head.output.requires_grad_(False)
+    head.norm.copy_(eagle.norm * carried)
+    head.output.copy_(model.get_output_embeddings().weight[ids] / carried)
+    hold_places(head)
     return head
 
 
-def _doubled(eagle: EagleHead, scale: float) -> Tensor:
+def hold_places(head: Eagle3Head) -> None:
+    """What does not learn: the rows that read tokens, and queries and keys that are a bias alone.
+
+    A head of attention sees one place alone by a bias of size 26, by which a change of its queries would be multiplied.
+    """
+    head.output.requires_grad_(False)
+    for layer in head.stack():
+        if layer.qkv_bias is not None:
+            learns = layer.qkv.detach().abs().sum(1) > 0
+            layer.qkv.register_hook(lambda gradient, learns=learns: gradient * learns[:, None])
+            layer.qkv_bias.register_hook(lambda gradient, learns=learns: gradient * learns)
+
+
+def _doubled(eagle: EagleHead, token_size: float, state_size: float, mixed_size: float) -> Tensor:
     """Queries, keys and values of ``eagle``'s attention and of as many heads that carry its mixture less the state."""
     shape, size = eagle.shape, eagle.shape.hidden
     inner, each = shape.heads * shape.head_dim, shape.heads // shape.heads_kv
-    read = (eagle.qkv * eagle.norm_before) @ eagle.enter / scale
+    enter = torch.cat([eagle.enter[:, :size] * token_size, eagle.enter[:, size:] * state_size], dim=1)
+    read = (eagle.qkv * eagle.norm_before) @ enter / mixed_size
     query, *shared = read.split([inner, *[shape.heads_kv * shape.head_dim] * 2])
     key, value = (
         part.unflatten(0, (shape.heads_kv, -1)).repeat_interleave(each, dim=0).flatten(0, 1) for part in shared
     )
     beside = torch.zeros(inner, 2 * size)
-    beside[:size] = eagle.enter
-    beside[:size, size:] -= torch.eye(size)
+    beside[:size] = enter
+    beside[:size, size:] -= state_size * torch.eye(size)
     none = torch.zeros_like(query)
-    return torch.cat([query, none, key, none, value, beside])
+    return torch.cat([query, none, key, none, value, beside / token_size])
 
 
 def _own_place(inverse: Tensor, scaling: float) -> Tensor:
@@ -160,6 +176,10 @@ def _own_place(inverse: Tensor, scaling: float) -> Tensor:
     vector = torch.zeros(2 * len(inverse))
     vector[:fast] = float((10.0 / (scaling * lost.min())).sqrt())
     return vector
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.square().mean(-1).sqrt()
 
 
 def _unit(x: Tensor, eps: float) -> Tensor:

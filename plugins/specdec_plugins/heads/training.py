@@ -271,7 +271,7 @@ def _optimizers(head: Head, rate: float) -> list[torch.optim.Optimizer]:
     rest = [p for p in learning if p.dim() != 2]
     norm = head.model.base_model.last.weight if isinstance(head, MtpHead) else head.norm
     return [
-        OwnDtypeMuon(matrices, rate, 0.05, norm.numel()),
+        OwnDtypeMuon(matrices, rate, norm.numel()),
         torch.optim.AdamW(rest, lr=rate, weight_decay=0.0),
     ]
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from specdec import SpecdecError
 from specdec.model import ArenaModel
+from specdec_plugins.heads.files import shipped_folder
 from specdec_plugins.published import dflash, dspark, eagle3, medusa, mtp, peagle
 from specdec_plugins.published.checkpoint import Checkpoint
 from specdec_plugins.published.reading import Published, Reading, TargetSizes
@@ -62,6 +63,8 @@ def read_published(
 def read_for(form: str, head: str, target: ArenaModel, reading: Reading, pickle: bool = False) -> Published[Any]:
     """Read the head that is named to the draft of a form, ``form``; SpecdecError if none is, or one of another form.
 
+    ``trained`` names the shipped head of this form for the target.
+
     Example: ``read_for("eagle3", "path/to/head", env.target, Reading.of(layers="2-15-27"))``
     """
     if not head:
@@ -69,7 +72,8 @@ def read_for(form: str, head: str, target: ArenaModel, reading: Reading, pickle:
             f"{form} drafts with a published head, and none is named: {form}(head='path/to/head'); docs/heads.md says "
             "which can be read"
         )
-    found = read_published(head, TargetSizes.of(target), reading, pickle)
+    path = shipped_folder(form, target.model) if head == "trained" else head
+    found = read_published(path, TargetSizes.of(target), reading, pickle)
     if found.form != form:
         raise SpecdecError(f"{head!r} is a head of the form {found.form}; name the draft {found.form}(head=…)")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-HeadPath = Annotated[str, "a published head: a folder, or a .safetensors file beside its config.json"]
+HeadPath = Annotated[str, "a published head: a folder, a .safetensors file beside its config.json, or trained"]
 LayersText = Annotated[str, "outputs of the target's layers that it reads, from 0, as 2-15-27; empty: as the file says"]
 StatesText = Annotated[
     str, "its own states that it goes on from, before or after its last norm; empty: as the file says"
