@@ -42,7 +42,8 @@ class HeadReading:
 
 @dataclass(frozen=True)
 class ExaminedReading:
-    """A reading with what it accepted on each text, and what its proposals accept half a text away."""
+    """A reading with what it accepted on each text that it was asked for, and what its proposals accept half a text
+    away."""
 
     candidate: HeadReading
     hits: tuple[Hits, ...]
@@ -211,25 +212,25 @@ def examine_readings(
     """Compare readings of a head, of which the first is the one taken, on the target's answers to ``prompts``.
 
     ``k`` proposals at every place of answers of at most ``tokens`` tokens; ``rows`` prompts are answered at a time,
-    until the verdict is decided or none is left. ``assembly`` has room for ``rows`` prompts, an answer and k more
-    tokens.
-    Raises SpecdecError if the reading that was taken does not load.
+    until the verdict is decided or none is left; a reading that is no better is not asked again. ``assembly`` has room
+    for ``rows`` prompts, an answer and k more tokens. Raises SpecdecError if the reading that was taken does not load.
     """
     taps, refused = _asked(assembly, candidates, k)
     layers = sorted({layer for one in taps.values() for layer in one.layers})
     everything = Taps(tuple(layers), final=any(one.final for one in taps.values()))
     params = SamplingParams(max_new_tokens=tokens, eos=eos)
     requests = [Request(number, tuple(prompt), params) for number, prompt in enumerate(prompts)]
-    texts, made = list[OwnText](), {candidate: list[Tokens]() for candidate in taps}
+    texts, made, asked = list[OwnText](), {candidate: list[Tokens]() for candidate in taps}, [*taps]
     for first in range(0, len(requests), rows):
         fresh = own_texts(assembly, requests[first : first + rows], rows, everything)
         texts += fresh
-        for candidate in taps:
+        for candidate in asked:
             # One reading at a time: each has all weights of the head.
             made[candidate] += proposed(_draft(assembly, candidate, k), assembly.target, fresh, everything, k)
         found = _examination(texts, made, refused, k)
         if found.decided:
             break
+        asked = [found.taken.candidate, *(one.measured.candidate for one in found.others if one.outcome != "no better")]
     return found
 
 
@@ -264,14 +265,14 @@ def _examination(
     following = [text.following(k) for text in texts]
     measured = list[ExaminedReading]()
     for candidate, proposals in made.items():
-        rows = [*zip(proposals, following, counted, strict=True)]
+        rows = [*zip(proposals, following, counted, strict=False)]  # a reading that is no better has fewer
         hits = tuple(Hits(mine == tokens, places) for mine, tokens, places in rows)
         chance = tuple(hit.by_chance(tokens, mine) for hit, (mine, tokens, _) in zip(hits, rows, strict=True))
         measured.append(ExaminedReading(candidate, hits, chance))
     taken, *others = measured
     return Examination(
         taken,
-        tuple(beside_taken(taken.hits, other, len(others)) for other in others),
+        tuple(beside_taken(taken.hits[: len(other.hits)], other, len(others)) for other in others),
         refused,
         prompts=len(texts),
         places=sum(int(places.sum()) for places in counted),
