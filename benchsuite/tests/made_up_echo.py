@@ -139,7 +139,7 @@ class MadeUpBlock(OfEcho):
     @property
     def windows(self) -> list[bool]:
         """Which layers have a window."""
-        return [False, True] if self.inside == "all" else [self.near or self.inside == "causal"]
+        return [self.near, True] if self.inside == "all" else [self.near or self.inside == "causal"]
 
     @torch.no_grad()
     def tensors(self, seed: int) -> dict[str, Tensor]:

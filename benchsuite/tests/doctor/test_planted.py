@@ -89,12 +89,15 @@ MISREAD = {
         {"sliding_window_non_causal": True},
     ),
     "dflash: no slot sees later ones": PlantedHead(
-        MadeUpBlock(inside="all"),
+        MadeUpBlock(inside="all", near=True),
         "slots see later ones in a layer with a window",
         {"sliding_window_non_causal": False},
     ),
     "dflash: causal by an option": PlantedHead(
-        MadeUpBlock(inside="all", authors=True), "slots see later ones in a layer with a window", {}, "inside=causal"
+        MadeUpBlock(inside="all", near=True, authors=True),
+        "slots see later ones in a layer with a window",
+        {},
+        "inside=causal",
     ),
     "dflash: window not read": PlantedHead(MadeUpBlock(near=True), "window=8 (as the head says)", {}, "window=0"),
     "dflash: ids read as offsets": PlantedHead(
