@@ -57,13 +57,15 @@ def _changes(both: Both) -> list[float]:
 def _exact(name: str, both: Both, changes: Sequence[float], tolerance: float) -> Finding:
     change, worst = fmean(changes), max(changes)
     before, now = (fmean(side.per_token) for side in both)
-    message = f"{expm1(change):+.1%} forwards per emitted token, {before:.3f} before and {now:.3f} now, of equal tokens"
+    message = (
+        f"{expm1(change):+z.1%} forwards per emitted token, {before:.3f} before and {now:.3f} now, of equal tokens"
+    )
     if change > log1p(tolerance):
         verdict, message = GateVerdict.REGRESSED, f"{message}; beyond the tolerance of {tolerance:.1%}"
     elif worst > log1p(PROMPT * tolerance):
         verdict = GateVerdict.REGRESSED
         place = changes.index(worst) + 1
-        message = f"prompt {place} of {len(changes)} alone takes {expm1(worst):+.1%}; over all prompts {message}"
+        message = f"prompt {place} of {len(changes)} alone takes {expm1(worst):+z.1%}; over all prompts {message}"
     elif change < -log1p(tolerance):
         verdict, message = GateVerdict.IMPROVED, f"{message}; write the gain down with --gate-update"
     else:
@@ -73,8 +75,8 @@ def _exact(name: str, both: Both, changes: Sequence[float], tolerance: float) ->
 
 def _drawn(name: str, shift: Shift, prompts: int, tolerance: float, coarse: float, more: bool, fewer: bool) -> Finding:
     change, low, high = (x if isinf(x) else expm1(x) for x in (shift.estimate, shift.low, shift.high))
-    bounds = " to ".join("any" if isinf(bound) else f"{bound:+.1%}" for bound in (low, high))
-    message = f"{change:+.1%} forwards per emitted token ({bounds}; {prompts} prompts, whose tokens are others now)"
+    bounds = " to ".join("any" if isinf(bound) else f"{bound:+z.1%}" for bound in (low, high))
+    message = f"{change:+z.1%} forwards per emitted token ({bounds}; {prompts} prompts, whose tokens are others now)"
     if more and change > tolerance:
         verdict, said = GateVerdict.REGRESSED, f", beyond the tolerance of {tolerance:.1%}"
     elif fewer and log1p(change) < -log1p(tolerance):

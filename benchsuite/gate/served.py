@@ -191,7 +191,7 @@ def _told(
     beside = f", over {over}'s" if over and figure in TIMES else ""
     units = row.figures[figure].units
     message = (
-        f"{own}{change:+.1%} {SERVED[figure]}{beside} ({percent(low)} to {percent(high)}, each bound at {alpha:.2g}; "
+        f"{own}{change:+z.1%} {SERVED[figure]}{beside} ({percent(low)} to {percent(high)}, each bound at {alpha:.2g}; "
         f"{units} units)"
     )
     gone = verdict == GateVerdict.IMPROVED and change < GONE
@@ -212,10 +212,10 @@ def _weighed(told: Sequence[Finding]) -> list[Finding]:
     by = {one.figure: one for one in told}
     forwards, seconds = by.get(STEPS), by.get(DECODE)
     if forwards and seconds and forwards.verdict == GateVerdict.IMPROVED and seconds.verdict != GateVerdict.IMPROVED:
-        said = f"{forwards.message}; a token takes no less time ({seconds.change:+.1%}): each forward got dearer"
+        said = f"{forwards.message}; a token takes no less time ({seconds.change:+z.1%}): each forward got dearer"
         told = [replace(one, verdict=GateVerdict.PASS, message=said) if one is forwards else one for one in told]
     if forwards and seconds and forwards.verdict == GateVerdict.REGRESSED and seconds.verdict == GateVerdict.IMPROVED:
-        said = f"{forwards.message}; a token takes less time all the same ({seconds.change:+.1%})"
+        said = f"{forwards.message}; a token takes less time all the same ({seconds.change:+z.1%})"
         told = [replace(one, message=said) if one is forwards else one for one in told]
     return [*told]
 
@@ -245,7 +245,7 @@ def place_of(row: ServedRow, figure: str) -> str | None:
     if forwards is not None:
         parts = {"acceptance": forwards.mean, "engine": seconds.mean - forwards.mean}
     most = max(parts, key=lambda part: abs(parts[part]))
-    return f"{most} {100 * expm1(parts[most]):+.1f} %"
+    return f"{most} {100 * expm1(parts[most]):+z.1f} %"
 
 
 def output_finding(server: str, state: str, said: str) -> Finding:

@@ -215,7 +215,7 @@ def shift_of(base: Side, head: Side, live: bool, bound: float) -> Shift:
 
 def percent(bound: float) -> str:
     """A change as text; ``any`` for an infinite bound."""
-    return "any" if isinf(bound) else f"{bound:+.1%}"
+    return "any" if isinf(bound) else f"{bound:+z.1%}"
 
 
 def staged(sides: Sides, level: int, tolerances: Tolerances, alpha: float, launches: tuple[int, int]) -> list[Finding]:
@@ -258,7 +258,7 @@ def _stage(
         if case in prompts and verdict in (GateVerdict.PASS, GateVerdict.IMPROVED):
             worse, place, own = prompts[case]
             message = (
-                f"prompt {place + 1} of {len(timed[case][0].prompts[0])} alone takes {expm1(own.estimate):+.1%} "
+                f"prompt {place + 1} of {len(timed[case][0].prompts[0])} alone takes {expm1(own.estimate):+z.1%} "
                 f"{WORDS[case.figure]} ({percent(_fraction(own.low))} to {percent(_fraction(own.high))}); over all "
                 f"prompts {told.message}"
             )
@@ -291,7 +291,7 @@ def _told(
     alone = "" if case.figure in UNRELATED else " by the clock"
     beside = alone if case.alone else f", over {row.control}'s"
     message = (
-        f"{change:+.1%} {WORDS[case.figure]}{beside} ({percent(low)} to {percent(high)}, each bound at {bound:.2g}; "
+        f"{change:+z.1%} {WORDS[case.figure]}{beside} ({percent(low)} to {percent(high)}, each bound at {bound:.2g}; "
         f"{len(base)} and {len(head)} launches)"
     )
     gone = verdict == GateVerdict.IMPROVED and change < GONE
@@ -310,7 +310,7 @@ def _told(
         }.get(verdict, "")
     moved = where(base, head, case.figure) if row.peer or not case.alone else None
     if case.figure == STEPS:
-        moved = f"acceptance {100 * change:+.1f} %"
+        moved = f"acceptance {100 * change:+z.1f} %"
     return Finding(case.row, level, verdict, message, case.figure_name, change, low, high, moved, len(head))
 
 
@@ -326,7 +326,7 @@ def _doubted(
         own = expm1(shift_of(before, now, True, bound).estimate)
         if own < 0:
             return told
-        why = f"; its own seconds changed by {own:+.1%}: {row.control} got slower, and this row no faster"
+        why = f"; its own seconds changed by {own:+z.1%}: {row.control} got slower, and this row no faster"
     elif row.control == "plain":
         why = "; plain got slower or this row faster, which this level cannot tell apart: gate against a revision"
     else:
@@ -347,5 +347,5 @@ def _blamed(
     own = expm1(shift_of(before, now, level == 2, bound).estimate)
     if own > tolerance:
         return told
-    why = f"; its own seconds changed by {own:+.1%}: {row.control} got faster, and this row not slower"
+    why = f"; its own seconds changed by {own:+z.1%}: {row.control} got faster, and this row not slower"
     return replace(told, verdict=GateVerdict.COARSE, message=told.message + why, where=None)

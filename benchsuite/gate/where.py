@@ -21,7 +21,7 @@ def where(base: Sequence[Launch], head: Sequence[Launch], figure: str = DECODE) 
     if not moved:
         return None
     part = max(moved, key=lambda name: abs(moved[name]))
-    return f"{part} {100 * moved[part]:+.1f} %"
+    return f"{part} {100 * moved[part]:+z.1f} %"
 
 
 def attribution(base: Sequence[Launch], head: Sequence[Launch], figure: str = DECODE) -> dict[str, float]:

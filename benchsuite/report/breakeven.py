@@ -38,7 +38,7 @@ def map_document(points: Sequence[MapPoint], checks: Sequence[MapCheck], costs: 
             f"{one.accepted:.2f}",
             f"{one.measured:.2f}x",
             f"{one.mapped:.2f}x",
-            f"{(one.measured / one.mapped - 1) * 100:+.1f} %",
+            f"{(one.measured / one.mapped - 1) * 100:+z.1f} %",
         )
         for one in checks
     ]

@@ -84,7 +84,7 @@ def _others(found: Examination) -> list[Part]:
         (
             other.measured.candidate.name,
             f"{other.measured.length.share:.2f}",
-            f"{other.gain:+.2f} ± {other.error:.2f}",
+            f"{other.gain:+z.2f} ± {other.error:.2f}",
             other.outcome if other.outcome != "open" else f"open, {_needed(other.needs)}",
         )
         for other in found.others

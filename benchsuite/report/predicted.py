@@ -55,7 +55,7 @@ def forecast_section(found: Mapping[str, Any]) -> Section:
             f"{one['measured']:.2f}x",
             f"{one['predicted']:.2f}x",
             "-" if one["low"] is None else f"{one['low']:.2f} to {one['high']:.2f}",
-            f"{(one['measured'] / one['predicted'] - 1) * 100:+.1f} %",
+            f"{(one['measured'] / one['predicted'] - 1) * 100:+z.1f} %",
         )
         for one in found["arms"]
     ]
@@ -91,7 +91,7 @@ def cell_parts(cells: Sequence[CheckedCell]) -> list[Part]:
             f"{cell.measured:.2f}",
             f"{cell.prediction.ratio:.2f}",
             _interval(cell),
-            f"{(cell.measured / cell.prediction.ratio - 1) * 100:+.1f}",
+            f"{(cell.measured / cell.prediction.ratio - 1) * 100:+z.1f}",
             " ".join(f"{share:.2f}" for share in cell.kept[:4]),
             " ".join(f"{share:.2f}" for share in cell.expected_kept[:4]),
         )
@@ -169,8 +169,8 @@ def context_lines(forecasts: Forecasts) -> list[str]:
     slopes = {arm: context_slope([cell.units for cell in cells]) for arm, cells in groups.items()}
     known = {arm: slope for arm, slope in slopes.items() if slope is not None}
     lines = [
-        f"{arm.label}, batch {arm.setting.batch}: accepted tokens of a step change by {slope.slope:+.2f} "
-        f"({slope.low:+.2f} to {slope.high:+.2f}) for each 100 tokens of context, over {slope.texts} texts"
+        f"{arm.label}, batch {arm.setting.batch}: accepted tokens of a step change by {slope.slope:+z.2f} "
+        f"({slope.low:+z.2f} to {slope.high:+z.2f}) for each 100 tokens of context, over {slope.texts} texts"
         for arm, slope in known.items()
         if slope.seen
     ]

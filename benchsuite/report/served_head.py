@@ -46,7 +46,7 @@ def _difference(found: ServedHead, kind: str | None) -> str:
     if not differences:
         return "-"
     middle, interval = mean_difference(differences)
-    return f"{middle:+.3f}" + (f" ({interval[0]:+.3f} to {interval[1]:+.3f})" if interval else "")
+    return f"{middle:+z.3f}" + (f" ({interval[0]:+z.3f} to {interval[1]:+z.3f})" if interval else "")
 
 
 def _outputs(found: ServedHead) -> str:

@@ -253,7 +253,7 @@ def weights_table(targets: Sequence[Weights]) -> Table:
             f"{weights.bytes / weights.float_bytes:.2f}",
             f"{weights.perplexity:.3f}",
             f"{weights.float_perplexity:.3f}",
-            f"{(weights.perplexity / weights.float_perplexity - 1) * 100:+.2f}",
+            f"{(weights.perplexity / weights.float_perplexity - 1) * 100:+z.2f}",
             str(weights.tokens),
         ]
         for weights in targets

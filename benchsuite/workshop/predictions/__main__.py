@@ -324,7 +324,7 @@ def regret_parts(found: Sequence[Regret]) -> list[Part]:
     for name, batch in dict.fromkeys((one.arm.label, one.arm.setting.batch) for one in found):
         mine = [one for one in found if (one.arm.label, one.arm.setting.batch) == (name, batch)]
         slowest = min(mine, key=lambda one: one.speedup)
-        middle = [f"{median_regret(mine) * 100:+.1f}"] if known else []
+        middle = [f"{median_regret(mine) * 100:+z.1f}"] if known else []
         rows.append((name, batch, *map(_shown_regret, mine), *middle, f"{slowest.speedup:.2f}x"))
     headers = ("draft", "batch", *texts, *["median, %"] * known, "slowest")
     missing = "what goodput misses of the speed of the best fixed K in %, below 0 where it was faster (the best K; "
@@ -343,7 +343,7 @@ def _shown_regret(one: Regret) -> str:
     error = f"± {one.error * 100:.1f}"
     if one.regret is None:
         return f"{one.speedup:.2f}x {error}"
-    return f"{one.regret * 100:+.1f} {error} (K {one.best_k}, {one.speedup:.2f}x)"
+    return f"{one.regret * 100:+z.1f} {error} (K {one.best_k}, {one.speedup:.2f}x)"
 
 
 def _regret_json(one: Regret) -> dict[str, object]:

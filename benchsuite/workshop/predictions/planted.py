@@ -111,7 +111,7 @@ def _commonest_width(cells: Sequence[Cell]) -> int:
 
 
 def _percent(residual: float) -> str:
-    return f"{(exp(residual) - 1) * 100:+.1f}"
+    return f"{(exp(residual) - 1) * 100:+z.1f}"
 
 
 def _beside(cells: Sequence[Cell], true: Forecasts, planted: Mapping[str, Mapping[Setting, Costs]]) -> Table:
