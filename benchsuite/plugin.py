@@ -35,6 +35,7 @@ MARKERS = (
     "kernels: times the kernels and the key/value arena; run it alone, `-m kernels`",
     "decoding: measures decoding as users run it: processors, queues, log-probabilities; run it alone, `-m decoding`",
     "serving: measures the servers of --specdec-endpoint; run it alone, `-m serving`",
+    "families: each type of causal model that transformers builds, tiny, over the arena (docs/families.md)",
     "museum: known bugs, each put into our code and found by the layer that is there for it",
     "gate(tolerance, level): the slowdown that --gate lets through here, a fraction; the only level it gates at",
     "fake_gpu: steps on tensors that say they are on a GPU and hold no numbers; kernels compiled for absent GPUs",

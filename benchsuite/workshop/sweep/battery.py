@@ -1,0 +1,246 @@
+"""One type of model, tiny and random, over the arena: every forward beside that of the unmodified model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.workshop.sweep.configs import CHUNK, SPAN, VOCABULARY, tiny_config
+from specdec import ArenaModel, Assembly, Draft, Request, SamplingParams, SpecdecError, Verdict, Window
+from specdec.arena import Arena
+from specdec.catalog import byte_tokenizer
+from specdec.interfaces import Env
+from specdec_plugins.drafts.oracle import Oracle
+
+EXACT, REFUSED, WRONG, CRASHED = "runs exactly", "refused", "wrong", "crash"
+OTHER, UNTRIED = "not a decoder of text", "not tried"
+"""How a trial of a type of model may end."""
+
+OF_SOUND = ("musicgen", "musicgen_melody")
+"""Types whose class cannot be built from their own configuration, which is of an encoder, a decoder and a codec."""
+
+LENGTH = 56
+"""Tokens of a text: three chunks and four windows of the tiny models."""
+
+ALLOWED = 2e-5
+"""Largest difference of a logit, as a share of the largest."""
+
+NEW_TOKENS = 8
+"""Tokens that are decoded after a prompt."""
+
+
+@dataclass(frozen=True)
+class FamilyOutcome:
+    """How the trial of a type of model ended: ``result`` is one of the six, ``reason`` is empty where it runs."""
+
+    kind: str
+    result: str
+    reason: str = ""
+
+
+class NotItsOwn(Exception):
+    """Something over the arena is not the unmodified model's; the text says what and where."""
+
+
+def try_family(kind: str, backend: str = "auto") -> FamilyOutcome:
+    """Build a tiny model of this type, wrap it, and compare it with itself."""
+    if kind in OF_SOUND:
+        return FamilyOutcome(kind, OTHER, "its tokens are of sound, in several codebooks")
+    try:
+        model = spread_model(kind)
+    except ImportError as error:
+        return FamilyOutcome(kind, UNTRIED, _in_short(error))
+    except Exception as error:
+        return FamilyOutcome(kind, CRASHED, f"no tiny model: {_in_short(error)}")
+    reason = _not_a_decoder(model)
+    own = copy.deepcopy(model)
+    try:
+        target = ArenaModel(model, registry().backend(backend))
+    except SpecdecError as error:
+        return FamilyOutcome(kind, OTHER if reason else REFUSED, reason or str(error).partition(";")[0])
+    except Exception as error:
+        return FamilyOutcome(kind, CRASHED, f"when it is wrapped: {_in_short(error)}")
+    if reason:
+        return FamilyOutcome(kind, WRONG, f"accepted, and it is none: {reason}")
+    try:
+        compare_forwards(target, own)
+        compare_decoding(target, own)
+    except NotItsOwn as found:
+        return FamilyOutcome(kind, WRONG, str(found))
+    except Exception as error:
+        return FamilyOutcome(kind, CRASHED, _in_short(error))
+    return FamilyOutcome(kind, EXACT)
+
+
+def spread_model(kind: str) -> PreTrainedModel:
+    """A tiny model of this type on the CPU, in float32, whose random weights are so large that attention matters."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(tiny_config(kind), dtype=torch.float32).eval()
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=1.2 / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+@torch.inference_mode()
+def _not_a_decoder(model: PreTrainedModel) -> str:
+    """Why a model gives no distribution of the next token of a text; empty if it does."""
+    text = _texts()[0][None]
+    try:
+        logits = model(text, use_cache=False).logits
+    except Exception as error:
+        return f"its forward does not take tokens alone: {_in_short(error)}"
+    if logits.shape[:2] != text.shape or logits.dim() != 3:
+        return f"its forward of {LENGTH} tokens gives numbers of shape {tuple(logits.shape)}"
+    if not logits.isfinite().all():
+        return "its own logits are not finite"
+    half = LENGTH // 2
+    changed = text.clone()
+    changed[:, half:] = (changed[:, half:] + 1) % VOCABULARY
+    later = model(changed, use_cache=False).logits
+    if _share(later[:, :half], logits[:, :half]) > ALLOWED:
+        return "its logits depend on tokens that come later"
+    changed = text.clone()
+    changed[:, :-1] = (changed[:, :-1] + 1) % VOCABULARY
+    if _share(model(changed, use_cache=False).logits[:, -1], logits[:, -1]) < 100 * ALLOWED:
+        return "its logits do not depend on the tokens before"
+    return ""
+
+
+@torch.inference_mode()
+def compare_forwards(target: ArenaModel, own: PreTrainedModel) -> None:
+    """Prefill in uneven chunks, windows of 1 to 9 in two rows of different length, each in part rejected, and a tree.
+
+    Raises NotItsOwn for the first logits that are not ``own``'s.
+    """
+    texts = _texts()
+    expected = own(texts, use_cache=False).logits
+    arena, rows = target.arena(2, LENGTH + 16, 9), slice(0, 2)
+    for row, chunks in enumerate(((5, CHUNK - 3, 3), (SPAN - 3,))):
+        start = 0
+        for size in chunks:
+            target.extend(arena, texts[row : row + 1, start : start + size], row, start)
+            start += size
+    for width in range(1, 10):
+        at = [int(n) for n in arena.committed]
+        valid = [width, max(1, width - 3)]
+        kept = [(width + 1) // 2, max(1, (width - 2) // 2)]
+        window = torch.stack([texts[row, at[row] : at[row] + width] for row in (0, 1)])
+        for row, count in enumerate(kept):
+            window[row, count:] = (window[row, count:] + 7) % VOCABULARY  # rejected
+        counts = torch.tensor([one - 1 for one in valid])
+        logits, _ = target.forward(arena, Window.chain(window[:, 0], window[:, 1:], counts), rows, max(at))
+        for row, count in enumerate(kept):
+            _equal(
+                logits[row, :count],
+                expected[row, at[row] : at[row] + count],
+                f"a window of {width} after {at[row]} tokens, row {row} of two of {at[0]} and {at[1]}",
+            )
+        _commit(target, arena, rows, kept, width)
+    _compare_tree(target, own, arena, texts)
+
+
+def _compare_tree(target: ArenaModel, own: PreTrainedModel, arena: Arena, texts: Tensor) -> None:
+    """A tree of six slots after what is committed of row 1, one of its paths accepted, and a chain behind it."""
+    start = int(arena.committed[1])
+    rows, text = slice(1, 2), [int(token) for token in texts[1, :start]]
+    parents, path = (-1, 0, 0, 1, 2, 4), (0, 2, 4)
+    tokens = [int(texts[1, start]), 1, 2, 3, 0, 3]  # texts have no token below 4
+    made = Window(torch.tensor([tokens]), torch.tensor([parents]), torch.tensor([len(tokens)]))
+    logits, _ = target.forward(arena, made, rows, start)
+    for slot in range(len(tokens)):
+        line = [slot]
+        while parents[line[0]] >= 0:
+            line.insert(0, parents[line[0]])
+        whole = torch.tensor([[*text, *(tokens[one] for one in line)]])
+        _equal(
+            logits[0, slot], own(whole, use_cache=False).logits[0, -1], f"slot {slot} of a tree after {start} tokens"
+        )
+    arena.commit(
+        Verdict(torch.tensor([[*path, -1, -1, -1]]), torch.tensor([2]), torch.tensor([0])), rows, target.ops, True
+    )
+    whole = torch.tensor([[*text, *(tokens[one] for one in path), 9, 8]])
+    pair = Window.chain(torch.tensor([9]), torch.tensor([[8]]), torch.tensor([1]))
+    logits, _ = target.forward(arena, pair, rows, start + 3)
+    _equal(
+        logits[0],
+        own(whole, use_cache=False).logits[0, -2:],
+        f"a window after an accepted path of a tree after {start} tokens",
+    )
+
+
+@torch.inference_mode()
+def compare_decoding(target: ArenaModel, own: PreTrainedModel) -> None:
+    """Two requests at once with a draft whose proposals are right in four of five, against ``own.generate``.
+
+    Raises NotItsOwn for the first token that is not generate's, unless its logit and that of generate's are equal.
+    """
+    prompts = [tuple(int(token) for token in text[:length]) for text, length in zip(_texts(), (21, 9), strict=True)]
+    expected = [_generated(own, prompt) for prompt in prompts]
+
+    def script(env: Env) -> Draft:
+        return Oracle(replace(env, plain=lambda request: tuple(expected[request.id])), rate=0.8)
+
+    plugins = registry(("draft", "generated", script))
+    assembly = Assembly(plugins, target, byte_tokenizer(), max_rows=2, max_length=LENGTH + 16)
+    params = SamplingParams(max_new_tokens=NEW_TOKENS)
+    answers = assembly.engine("generated", k=4).run([Request(i, p, params) for i, p in enumerate(prompts)])
+    for prompt, theirs, answer in zip(prompts, expected, answers, strict=True):
+        ours = list(answer.tokens)
+        first = next((i for i, pair in enumerate(zip(theirs, ours, strict=False)) if pair[0] != pair[1]), None)
+        if first is None and len(theirs) == len(ours):
+            continue
+        if first is None:
+            raise NotItsOwn(f"{len(ours)} tokens were decoded and generate gave {len(theirs)}")
+        scores = own(torch.tensor([[*prompt, *ours[:first]]]), use_cache=False).logits[0, -1]
+        gap = float((scores[theirs[first]] - scores[ours[first]]).abs() / scores.abs().max())
+        if gap > ALLOWED:
+            raise NotItsOwn(f"token {first} after a prompt of {len(prompt)} is not generate's")
+
+
+def _generated(own: PreTrainedModel, prompt: tuple[int, ...]) -> list[int]:
+    given = torch.tensor([prompt])
+    whole = own.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return [int(token) for token in whole[0, len(prompt) :]]
+
+
+def _texts() -> Tensor:
+    """Two texts of ``LENGTH`` random tokens, int64."""
+    return torch.randint(4, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(5))
+
+
+def _commit(target: ArenaModel, arena: Arena, rows: slice, kept: Sequence[int], width: int) -> None:
+    path = torch.arange(width).expand(len(kept), width)
+    counts = torch.tensor([one - 1 for one in kept])
+    arena.commit(Verdict(path, counts, torch.zeros_like(counts)), rows, target.ops, False)
+
+
+def _equal(got: Tensor, expected: Tensor, where: str) -> None:
+    if not _share(got, expected) <= ALLOWED:
+        raise NotItsOwn(f"a logit is not its own: {where}")
+
+
+def _share(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+def _in_short(error: Any) -> str:
+    text = " ".join(str(error).split())  # the first line of some says nothing
+    return f"{type(error).__name__}: {text[:160].rstrip()}" if text else type(error).__name__
