@@ -24,7 +24,7 @@ from benchsuite.workshop.sweep.battery import (
     spread_model,
     try_family,
 )
-from benchsuite.workshop.sweep.configs import SPAN, VOCABULARY, class_names, model_kinds, tiny_config
+from benchsuite.workshop.sweep.configs import SPAN, VOCABULARY, class_names, config_by_rule, model_kinds
 from benchsuite.workshop.sweep.page import PAGE, families_page, read_families
 from specdec import ArenaModel
 
@@ -77,7 +77,7 @@ def test_a_page_is_read_as_it_was_written() -> None:
 
 
 def test_a_configuration_made_by_rule_is_small_and_has_its_boundaries() -> None:
-    config = tiny_config("mistral")
+    config = config_by_rule("mistral")
     assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (VOCABULARY, 32, 4)
     assert (config.sliding_window, config.num_key_value_heads, config.head_dim) == (SPAN, 2, 8)
     assert sum(one.numel() for one in spread_model("mistral").parameters()) < 100_000

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchsuite.conformance.models.tiny import registry
-from benchsuite.workshop.sweep.configs import CHUNK, SPAN, VOCABULARY, tiny_config
+from benchsuite.workshop.sweep.configs import CHUNK, SPAN, VOCABULARY, config_by_rule
 from specdec import ArenaModel, Assembly, Draft, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.arena import Arena
 from specdec.catalog import byte_tokenizer
@@ -83,7 +83,7 @@ def spread_model(kind: str) -> PreTrainedModel:
     """A tiny model of this type on the CPU, in float32, whose random weights are so large that attention matters."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(tiny_config(kind), dtype=torch.float32).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config_by_rule(kind), dtype=torch.float32).eval()
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=1.2 / parameter.shape[-1] ** 0.5)

@@ -125,7 +125,7 @@ TEXTS = {
 """Types whose ``text_config`` may be of any type, and the type that it is of by default."""
 
 
-def tiny_config(kind: str) -> PretrainedConfig:
+def config_by_rule(kind: str) -> PretrainedConfig:
     """A configuration of this type of model with four layers, of each kind that its own has, and ``VOCABULARY`` tokens.
 
     Raises whatever the configuration's class raises for values that do not fit each other.
