@@ -40,6 +40,9 @@ ENGINE = "vllm"
 METHOD = "eagle3"
 """The form of heads that is compared: the name of our draft and of the server's method."""
 
+PREFILLED = 1
+"""Tokens of an answer that the server's forward of the prompt yields, before its first step."""
+
 PATIENCE_S = 900.0
 """Seconds in which the server must answer a request."""
 
@@ -74,13 +77,14 @@ class ServedHeadPlan:
 class SpeculatedText:
     """A greedy answer, and for each of its steps the numbers of proposals and of accepted proposals.
 
-    The prompt's forward yields the first token; each step yields its accepted proposals and one token more.
+    ``first``: how many tokens come before the first step; each step yields its accepted proposals and one token more.
 
-    Example: ``SpeculatedText((5, 6, 7, 8), ((3, 2),))``
+    Example: ``SpeculatedText((5, 6, 7, 8), ((3, 2),), first=1)``
     """
 
     tokens: tuple[int, ...]
     steps: tuple[tuple[int, int], ...]
+    first: int
 
     def full_steps(self, length: int, k: int) -> dict[int, tuple[int, int]]:
         """Return the steps that have room for K + 1 tokens among the first ``length``, by the place of their first
@@ -88,7 +92,7 @@ class SpeculatedText:
 
         Near the end of an answer some engines propose less, and others count proposals that they then cut off.
         """
-        found, place = {}, 1
+        found, place = {}, self.first
         for step in self.steps:
             if place + k + 1 <= length:
                 found[place] = step
@@ -115,9 +119,15 @@ class PromptSteps:
         return Agreement.of(self.ours.tokens, self.served.tokens)
 
     def steps(self, side: Side, k: int) -> dict[int, tuple[int, int]]:
-        """The full steps of one side before the first difference, by their places."""
-        text: SpeculatedText = getattr(self, side)
-        return text.full_steps(self.agreement.prefix, k)
+        """The full steps of one side by their places, from the first place at which both sides begin a step to the
+        first difference; empty if there is no such place.
+
+        Engines may begin differently: ours proposes behind the prompt, vLLM behind the first token of the answer.
+        """
+        length = self.agreement.prefix
+        both = {"served": self.served.full_steps(length, k), "ours": self.ours.full_steps(length, k)}
+        begin = min(both["served"].keys() & both["ours"].keys(), default=len(self.ours.tokens))
+        return {place: step for place, step in both[side].items() if place >= begin}
 
     def difference(self, k: int) -> float | None:
         """The server's mean acceptance length minus ours, over full steps; None if one side has none."""
@@ -198,13 +208,13 @@ def speculated_text(reply: Reply, k: int) -> SpeculatedText:
             "and the counts of each step, which vLLM gives with --per-request-spec-decode-metrics detailed"
         )
     steps = tuple(zip(said.proposed_by_step, said.accepted_by_step, strict=True))
-    made = 1 + sum(accepted + 1 for _, accepted in steps)
+    made = PREFILLED + sum(accepted + 1 for _, accepted in steps)
     if not len(tokens) <= made <= len(tokens) + k:
         raise SpecdecError(
             f"the server's steps yield {made} tokens for an answer of {len(tokens)}; expected at least {len(tokens)} "
             f"and at most {k} more: it does not list steps without a proposal, so the places of the others are unknown"
         )
-    return SpeculatedText(tuple(tokens), steps)
+    return SpeculatedText(tuple(tokens), steps, PREFILLED)
 
 
 async def served_texts(
@@ -238,7 +248,8 @@ def our_texts(engine: Engine, requests: Iterable[Request]) -> list[SpeculatedTex
     for request in requests:
         [done] = engine.run([request])
         steps = [step.each[0] for step in engine.stats.steps]
-        found.append(SpeculatedText(done.tokens, tuple((one.proposed, one.accepted) for one in steps)))
+        first = len(done.tokens) - sum(one.emitted for one in steps)
+        found.append(SpeculatedText(done.tokens, tuple((one.proposed, one.accepted) for one in steps), first))
     return found
 
 

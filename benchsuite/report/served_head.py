@@ -17,7 +17,8 @@ def served_head_document(found: ServedHead) -> Document:
     lines = [
         f"steps: {found.same_steps} equal, that is, they begin at the same place and accept equally many proposals; "
         f"{ENGINE} has {served}, our engine {ours}",
-        f"a step counts if its {found.k + 1} slots end before the answer does and before the outputs differ",
+        f"steps count from the first place at which both begin one, if their {found.k + 1} slots end before the answer "
+        "does and before the outputs differ",
         _outputs(found),
         *found.reported.lines(ENGINE),
     ]

@@ -14,6 +14,7 @@ import torch
 from benchsuite.benches.serving.restarts import ServersInTurn
 from benchsuite.engines.record import read_recorded
 from benchsuite.engines.served_head import (
+    PromptSteps,
     ServedHead,
     ServedHeadPlan,
     SpeculatedText,
@@ -36,29 +37,34 @@ RECORDED = Path(__file__).parents[1] / "recorded" / "engines"
 K = 3
 
 
-def drafted_answer(good: list[bool], k: int, capped: bool) -> SpeculatedText:
-    """An answer of as many tokens as ``good`` has, by a draft that is right where it says; ``capped``: the engine
-    proposes no more than fits, otherwise it counts what it cuts off."""
-    steps, place = [], 1
+def drafted_answer(good: list[bool], k: int, first: int, capped: bool) -> SpeculatedText:
+    """An answer of as many tokens as ``good`` has, by a draft that is right where it says, and behind the ``first``
+    tokens. ``capped``: the engine proposes no more than fits; otherwise it counts what it cuts off."""
+    steps, place = [], first
     while place < len(good):
         proposed = min(k, len(good) - place - 1) if capped else k
         ahead = (good + [True] * k)[place : place + proposed]
         accepted = ahead.index(False) if False in ahead else proposed
         steps.append((proposed, accepted))
         place += accepted + 1
-    return SpeculatedText(tuple(range(len(good))), tuple(steps))
+    return SpeculatedText(tuple(range(len(good))), tuple(steps), first)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_full_steps_do_not_depend_on_how_an_engine_ends_an_answer(seed: int) -> None:
+def test_full_steps_do_not_depend_on_how_an_engine_begins_and_ends_an_answer(seed: int) -> None:
     dice = random.Random(seed)
-    length, k = dice.randint(2, 40), dice.randint(1, 5)
+    length, k = dice.randint(20, 60), dice.randint(1, 5)
     good = [dice.random() < 0.6 for _ in range(length)]
-    capped, over = (drafted_answer(good, k, each).full_steps(length, k) for each in (True, False))
-    assert capped == over
-    assert all(proposed == k and place + k < length for place, (proposed, _) in over.items())
-    shorter = drafted_answer(good[:-1], k, capped=True).full_steps(length - 1, k)
-    assert {place: step for place, step in over.items() if place + k + 1 < length} == shorter
+    served, ours = drafted_answer(good, k, first=1, capped=False), drafted_answer(good, k, first=0, capped=True)
+    one = PromptSteps("chat", served, ours)
+    steps = one.steps("served", k)
+    assert steps == one.steps("ours", k)
+    assert steps
+    assert all(proposed == k and place + k < length for place, (proposed, _) in steps.items())
+    assert one.difference(k) == 0
+    good[next(place for place, (_, accepted) in steps.items() if accepted)] = False
+    other = PromptSteps("chat", drafted_answer(good, k, first=1, capped=False), ours)
+    assert other.steps("served", k) != other.steps("ours", k)
 
 
 def recorded_reply(name: str, answer: str) -> Reply:
@@ -72,7 +78,7 @@ def recorded_reply(name: str, answer: str) -> Reply:
 @pytest.mark.parametrize("answer", ["text-token-ids", "ends-token-ids", "sampled-token-ids"])
 def test_the_steps_of_a_real_answer_yield_its_tokens(answer: str) -> None:
     found = speculated_text(recorded_reply("vllm-draft-model", answer), 4)
-    end = 1 + sum(accepted + 1 for _, accepted in found.steps)
+    end = found.first + sum(accepted + 1 for _, accepted in found.steps)
     assert 0 <= end - len(found.tokens) <= 4
     full = found.full_steps(len(found.tokens), 4)
     assert [*full.values()] == [*found.steps[: len(full)]]
@@ -105,21 +111,27 @@ def test_the_interval_of_differences_covers_and_is_none_for_few_prompts() -> Non
 
 
 class SteppingServer(OurServer):
-    """Counts each step of an answer in vLLM's words."""
+    """Decodes the first token of an answer plainly and counts each step behind it in vLLM's words."""
 
     def answer(self, asked: dict[str, Any], chat: bool) -> Iterator[dict[str, Any]]:
         """The objects of an answer, with the steps of all of it once it is whole."""
         counts: dict[str, Any] = {}
+        first, _ = super().answer(asked | {"max_tokens": 1}, chat)
         earlier = len(self.engine.stats.steps)
-        for one in super().answer(asked, chat):
-            rows = [step.each[0] for step in self.engine.stats.steps[earlier:] if step.each[0].proposed]
+        [choice] = first["choices"]
+        prompt = [*asked["prompt"], choice["logprobs"]["content"][0]["id"]]
+        rest = super().answer(asked | {"prompt": prompt, "max_tokens": asked["max_tokens"] - 1}, chat)
+        for one in (first | {"choices": [choice | {"finish_reason": None}]}, *rest):
+            rows = [step.each[0] for step in self.engine.stats.steps[earlier:]]
             counts |= {
                 "num_spec_steps": len(rows),
-                "num_draft_tokens": sum(row.proposed for row in rows),
+                "num_draft_tokens": K * len(rows),  # also where fewer fit: it counts what it cuts off
                 "num_accepted_draft_tokens": sum(row.accepted for row in rows),
-                "per_step_drafted": [row.proposed for row in rows],
+                "per_step_drafted": [K] * len(rows),
                 "per_step_accepted": [row.accepted for row in rows],
             }
+            if usage := one.get("usage"):
+                usage |= {"prompt_tokens": len(asked["prompt"]), "completion_tokens": usage["completion_tokens"] + 1}
             yield one | {"metrics": {"speculative_decoding": counts}}
 
 
