@@ -33,7 +33,12 @@ GIVEN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = MappingProxyType(
-    {int: ((int,), "a whole number"), float: ((int, float), "a number"), bool: ((bool,), "True or False")}
+    {
+        int: ((int,), "a whole number"),
+        float: ((int, float), "a number"),
+        float | None: ((int, float, type(None)), "a number"),
+        bool: ((bool,), "True or False"),
+    }
 )
 """Of each type that an option is annotated with, the types of the values that it takes, and words for them."""
 
@@ -73,7 +78,7 @@ class Entry:
     def expected(self, option: str, value: object) -> str:
         """What an option takes, if ``value`` is of another type than its annotation says; else empty.
 
-        Annotations other than ``int``, ``float`` and ``bool`` are not judged.
+        Annotations other than ``int``, ``float``, ``float | None`` and ``bool`` are not judged.
         """
         hint = _hints(self.factory).get(option)
         types, words = TYPES.get(getattr(hint, "__origin__", hint), ((type(value),), ""))

@@ -93,6 +93,12 @@ DRAFTS = {
         ("rate=-0.001", "rate=1.001"),
         "rate is {rate}; expected a probability from 0 to 1",
     ),
+    "oracle ": (
+        ("length=1", "length=3", "rates=0-1", "histogram=0-0-1", "histogram=0.3333333-0.3333333-0.3333333"),
+        ("length=0.999", "length=3.001"),
+        "length is {length}; expected 1 to 3: a step emits one token and up to K = 2 proposals. Raise K or lower the "
+        "length",
+    ),
     "medusa": (
         ("num_heads=1, beam=1, least=0", "num_heads=9, beam=9, least=0.999"),
         (
@@ -199,6 +205,28 @@ def test_a_drafts_options_have_these_ends(name: str, assemble: Make) -> None:
             )
             for sources in ("garbage, ngram", "garbage, garbage", "suffix, ngram(branches=2)", "ngram, tree")
         ),
+        (
+            "oracle(0.5, length=2)",
+            "the acceptance is given by rate and length; expected one of rate, length, rates, histogram, each of which "
+            "describes all of it",
+        ),
+        ("oracle(rates=0-1, histogram=0-0-1)", "the acceptance is given by rates and histogram; expected one of "),
+        *(
+            (
+                f"oracle(rates={text})",
+                f"rates is {shown}; expected numbers joined by -, 2 of them at K = 2: one for each position",
+            )
+            for text, shown in (("0.5", "0.5"), ("1-1-1", "'1-1-1'"), ("0.5-high", "'0.5-high'"), ("0--1", "'0--1'"))
+        ),
+        ("oracle(rates=0.5-1.01)", "rates is 1.01; expected a probability from 0 to 1"),
+        ("oracle(rates=nan-1)", "rates is nan; expected a probability from 0 to 1"),
+        (
+            "oracle(histogram=0.5-0.5)",
+            "histogram is '0.5-0.5'; expected numbers joined by -, 3 of them at K = 2: the probabilities of 0, 1, … K "
+            "accepted proposals",
+        ),
+        ("oracle(histogram=0.5-0.5-2)", "histogram is 2.0; expected a probability from 0 to 1"),
+        ("oracle(histogram=0.5-0.25-0.2)", "histogram is '0.5-0.25-0.2', which sums to 0.95; expected 1: "),
         ("medusa(temperature=0)", "temperature is -1.0; expected 0 (greedy) or at least 1e-06"),
         ("medusa(top_p=0)", "top_p is 0; expected above 0 and at most 1 (1 is off)"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -164,12 +165,23 @@ def test_garbage_is_the_noise_of_the_drafts_own_purpose_at_each_place(assemble: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", slow_after(1, [0.0, 0.4, 1.0]))
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    slow_after(
+        1,
+        [
+            ("rates=0.9-0.2-0.5", [0.9, 0.2, 0.5]),
+            *((str(rate), [rate] * 3) for rate in (0.0, 0.4, 1.0)),
+            ("length=2.6", [1, 0.6, 0]),
+            ("histogram=0.2-0.4-0-0.4", [0.8, 0.5, 1]),
+        ],
+    ),
+)
 def test_the_oracle_is_right_where_a_coin_of_its_seed_request_and_place_is_below_its_rate(
-    rate: float, assemble: Make
+    options: str, rates: Sequence[float], assemble: Make
 ) -> None:
     build = assemble(max_rows=3)
-    engine, vocabulary = build.engine(f"oracle({rate})", k=K), build.target.vocabulary
+    engine, vocabulary = build.engine(f"oracle({options})", k=K), build.target.vocabulary
     work = requests(SamplingParams(max_new_tokens=12, seed=5), count=5)
 
     def judge(context: Context, window: Window) -> None:
@@ -178,7 +190,7 @@ def test_the_oracle_is_right_where_a_coin_of_its_seed_request_and_place_is_below
             plain = (*request.prompt, *build.plain(request))
             proposed = window.tokens[row, 1 : int(window.width[row])].tolist()
             assert len(proposed) == int(context.max_proposals_host[row])
-            for place, token in enumerate(proposed, length):
+            for place, (token, rate) in enumerate(zip(proposed, rates, strict=False), length):
                 coin = random.Random(f"0 5 {request.id} {place}").random()
                 assert token == (plain[place] + (coin >= rate)) % vocabulary
 

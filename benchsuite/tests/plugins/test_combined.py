@@ -244,7 +244,11 @@ def row_chains(tokens: list[list[int]], proposed: list[int], q: Tensor | None = 
 
 def oracle_with(cost: Noting | None) -> Oracle:
     env: Any = SimpleNamespace(
-        draft=lambda name: cost, plain=lambda request: (1, 2, 3), seed=0, target=SimpleNamespace(vocabulary=9)
+        draft=lambda name: cost,
+        plain=lambda request: (1, 2, 3),
+        seed=0,
+        target=SimpleNamespace(vocabulary=9),
+        max_window=10,
     )
     return Oracle(env, rate=1.0, cost="something" if cost else "")
 

@@ -27,7 +27,7 @@ OPTIONS = {
         "final='', pickle=False",
         "mtp": "head='target', states='', final='', order='', embedding='', max_draft=0, beam=1, depth=5, least=0.0",
         "ngram": "n_max=4, n_min=2, branches=1",
-        "oracle": "rate=0.8, cost=''",
+        "oracle": "rate=None, cost='', length=None, rates='', histogram=''",
         "peagle": "head='', layers='', ids='', window='', embedding='', mask='', max_draft=0, weights='float'",
         "rest": "datastore=''",
         "suffix": "factor=2.0, least=0.3, min_match=2, earlier=True, branches=1",

@@ -112,6 +112,10 @@ NOT_DRAWN = {
         f"eagle.{option}": "of a trained head, which is a file"
         for option in ("head", "beam", "depth", "least", "weights")
     },
+    **{
+        f"oracle.{option}": "it must fit K, which is drawn apart: a rate is the same coins"
+        for option in ("length", "rates", "histogram")
+    },
     **{f"medusa.{option}": "of published heads, which are files" for option in ("head", "final", "pickle")},
 }
 """Drafts and options that no run has, and why."""

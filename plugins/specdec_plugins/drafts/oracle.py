@@ -10,18 +10,27 @@ from torch import Tensor
 
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
+from specdec_plugins.schedule import schedule_of
+
+RATE = 0.8
+"""The rate of an oracle that is given nothing."""
 
 
 class Oracle(Draft):
-    """Proposes, with probability ``rate``, the token that plain decoding emits, else a wrong one.
+    """Proposes, with a chosen probability, the token that plain decoding emits, else a wrong one.
 
-    Noise keyed with (seed, request, i) decides whether the proposal at position i is right, so ``rate`` is the
-    acceptance rate of each proposal given that those before it were accepted; accepted / proposed is lower. After the
-    output of a row differs from plain decoding's (a sampled row under a policy that is not exact), the row gets no
-    more proposals.
+    The acceptance is chosen by one of four options. ``rate``: that of each proposal given that those before it were
+    accepted; accepted / proposed is lower. ``rates=0.7-0.5-0.3``: the same for each position of a window.
+    ``histogram=0.3-0.3-0.2-0.2``: the probabilities of 0, 1, … K accepted proposals. ``length=2.6``: the mean tokens of
+    a step, by the schedule of least variance, as vLLM's ``synthetic_acceptance_length``: one or two proposals are
+    right. Where a row may propose less than K, what is right beyond that is cut off.
+
+    Noise keyed with (seed, request, i) decides whether the proposal of the text's token i is right. After the output of
+    a row differs from plain decoding's (a sampled row under a policy that is not exact), the row gets no more
+    proposals.
 
     With ``cost``, another draft proposes too at every step, and its chains are thrown away: the speed is then that of a
-    draft that takes as long, with the acceptance of ``rate``. That draft is told that its own proposals were accepted
+    draft that takes as long, with the chosen acceptance. That draft is told that its own proposals were accepted
     as far as the oracle's were; it then keeps what it would have kept, of other tokens.
 
     Example: ``oracle(0.8, cost='draft_model(layers=3)')``
@@ -32,12 +41,17 @@ class Oracle(Draft):
     def __init__(
         self,
         env: Env,
-        rate: Annotated[float, "chance that a proposal is right, given those before it"] = 0.8,
+        rate: Annotated[
+            float | None, "chance that a proposal is right, given those before it; 0.8 if not given"
+        ] = None,
         cost: Annotated[str, "a draft of chains whose time is spent and whose proposals are not used"] = "",
+        length: Annotated[float | None, "in place of rate: mean tokens of a step, of least variance"] = None,
+        rates: Annotated[str, "in place of rate: one for each position, as 0.7-0.5-0.3"] = "",
+        histogram: Annotated[str, "in place of rate: probabilities of 0, 1, … K accepted, as 0.5-0.3-0.2"] = "",
     ) -> None:
-        if not 0 <= rate <= 1:
-            raise SpecdecError(f"rate is {rate!r}; expected a probability from 0 to 1")
-        self._env, self._rate = env, rate
+        chosen = (rate, length, rates, histogram) != (None, None, "", "")
+        self._env = env
+        self._rates = schedule_of(env.max_window - 1, rate if chosen else RATE, length, rates, histogram).rates
         self._cost = env.draft(cost) if cost else None
         self._spent: Window | None = None  # what the cost has proposed in this step
         if self._cost is not None:
@@ -106,7 +120,7 @@ class Oracle(Draft):
         for index in range(emitted, min(emitted + int(context.max_proposals_host[row]), len(script))):
             coin = random.Random(f"{self._env.seed} {request.params.seed} {request.id} {start + index}").random()
             right = script[index]
-            tokens.append(right if coin < self._rate else (right + 1) % self._env.target.vocabulary)
+            tokens.append(right if coin < self._rates[index - emitted] else (right + 1) % self._env.target.vocabulary)
         return tokens
 
 
