@@ -361,7 +361,7 @@ def _run_jobs(options: argparse.Namespace, jobs: list[Job], out: OutFile) -> tup
     """Run jobs and write their results; returns the tokens emitted and the seconds that took."""
     from specdec import catalog
     from specdec.jobs import Prompts, run_jobs
-    from specdec.model import position_limit
+    from specdec.layers import position_limit
     from specdec.text import shown_text
 
     parts = _Parts(options)

@@ -31,7 +31,7 @@ from specdec.characters import whole_characters
 from specdec.choices import check_model, is_gguf
 from specdec.devices import require_memory
 from specdec.errors import SpecdecError
-from specdec.model import layer_shapes
+from specdec.layers import layer_shapes
 
 MOST_LAYERS = 10_000
 """Layers of a model, at most."""

@@ -10,18 +10,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
-from specdec.arena import Arena, LayerShape, Plan
+from specdec.arena import Arena, Plan
 from specdec.devices import is_half, uploaded
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
+from specdec.layers import layers_of, position_limit
 from specdec.messages import Window
 from specdec.sharding import sharding_of
 from specdec.swap import Swap
@@ -53,64 +53,6 @@ def _attention(
 
 
 AttentionInterface.register("specdec", _attention)
-
-
-def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
-    """The attention layers of a text model's config; SpecdecError for a kind that the arena does not support."""
-    config = config.get_text_config(decoder=True)
-    if not hasattr(config, "num_attention_heads") or config.is_encoder_decoder:
-        raise SpecdecError(
-            f"a {config.model_type} model is not a decoder made of attention layers; choose another model"
-        )
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if getattr(config, "kv_lora_rank", None):  # latent attention: the arena holds what the latents expand to
-        heads = config.num_attention_heads
-        head_dim = max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        kinds = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
-    spans = {"full_attention": None, "sliding_attention": window}
-    strange = sorted(set(kinds) - set(spans))
-    if strange:
-        raise SpecdecError(
-            f"a {config.model_type} model has layers of kind {', '.join(strange)}; "
-            f"the arena holds {', '.join(spans)}: choose another model"
-        )
-    return [LayerShape(heads, head_dim, spans[kind]) for kind in kinds]
-
-
-def layers_of(model: PreTrainedModel) -> list[LayerShape]:
-    """The attention layers of a model, with this rank's heads alone if it was cut (``specdec.sharding``)."""
-    shapes, cut = layer_shapes(model.config), sharding_of(model)
-    return shapes if cut is None else [replace(shape, heads=shape.heads // cut.heads) for shape in shapes]
-
-
-def position_limit(config: PretrainedConfig) -> int | None:
-    """The model's number of positions; None if every layer has a sliding window and positions are rotary.
-
-    Of a model whose rotary frequencies are others in a forward that reaches beyond a length (longrope), that length: a
-    window of proposals would reach it before plain decoding does, and its tokens would be of another model.
-    """
-    config = config.get_text_config(decoder=True)
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    if (switch := _switching_length(config)) is not None:
-        return switch if limit is None else min(limit, switch)
-    rotary = getattr(config, "rope_parameters", None) is not None
-    slides = all(shape.span is not None for shape in layer_shapes(config))
-    return None if slides and rotary else limit
-
-
-def _switching_length(config: PretrainedConfig) -> int | None:
-    """The shortest length beyond which a forward has other rotary frequencies; None if there is none."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [one for one in rope.values() if isinstance(one, dict)] or [rope]  # one for each kind of layer, or one
-    own = getattr(config, "original_max_position_embeddings", None)
-    lengths = [
-        one.get("original_max_position_embeddings") or own for one in kinds if one.get("rope_type") == "longrope"
-    ]
-    return min((int(length) for length in lengths if length), default=None)
 
 
 class ArenaModel:

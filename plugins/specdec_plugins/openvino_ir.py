@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
 from specdec import SpecdecError
-from specdec.model import layer_shapes
+from specdec.layers import layer_shapes
 
 _EXAMPLE = 2, 3, 5
 """Rows, new tokens and tokens before of the traced forward: none is 1 or 0, which would be traced as constants."""

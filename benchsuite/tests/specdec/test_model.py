@@ -19,7 +19,8 @@ from transformers import (
 from benchsuite.conformance.models import families
 from benchsuite.conformance.models.tiny import registry
 from specdec import SpecdecError, Window
-from specdec.model import ArenaModel, layer_shapes, position_limit
+from specdec.layers import layer_shapes, position_limit
+from specdec.model import ArenaModel
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 STRANGE = {

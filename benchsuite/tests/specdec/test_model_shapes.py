@@ -13,7 +13,8 @@ from benchsuite.conformance.models import families
 from benchsuite.conformance.models.tiny import registry
 from specdec import SpecdecError, Window
 from specdec.arena import LayerShape
-from specdec.model import PREFILL_CHUNK, ArenaModel, layer_shapes, layers_of, position_limit
+from specdec.layers import layer_shapes, layers_of, position_limit
+from specdec.model import PREFILL_CHUNK, ArenaModel
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3}
 
@@ -68,7 +69,7 @@ def test_a_config_that_the_arena_cannot_hold_is_refused_in_these_words() -> None
 def test_a_model_that_was_cut_has_its_part_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = SimpleNamespace(config=_bare())
     for cut, heads in ((None, 4), (SimpleNamespace(heads=1), 4), (SimpleNamespace(heads=2), 2)):
-        monkeypatch.setattr("specdec.model.sharding_of", lambda model, cut=cut: cut)
+        monkeypatch.setattr("specdec.layers.sharding_of", lambda model, cut=cut: cut)
         assert layers_of(model) == [LayerShape(heads, 8, None)] * 3
 
 

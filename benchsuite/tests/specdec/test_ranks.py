@@ -18,7 +18,7 @@ from benchsuite.store.journal import Journal
 from benchsuite.tests import ranks_rig
 from benchsuite.tests.rig import Python, Run, child_variables, made_once
 from specdec import SpecdecError
-from specdec.model import layers_of
+from specdec.layers import layers_of
 from specdec.ranks import GRACE, SILENCE, Life, Place, diverged, failed_alone
 from specdec.sharding import shard_model
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import DraftCounts, Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, hookimpl
 from specdec.devices import Stopwatch
-from specdec.model import layer_shapes
+from specdec.layers import layer_shapes
 from specdec.peer import PeerFactory, absent, refuse_params, require_whole
 from specdec_plugins.converted import converted_model
 
