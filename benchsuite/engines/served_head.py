@@ -273,6 +273,7 @@ def compare_served_head(plan: ServedHeadPlan, servers: ServersInTurn) -> ServedH
     # Built first: a head that cannot be read is refused before a server starts.
     engine = assembly.engine(draft_text(METHOD, {"head": plan.head}), k=plan.k)
     endpoint = Endpoint(ENGINE, f"http://127.0.0.1:{plan.port}", read_s=PATIENCE_S, total_s=PATIENCE_S)
+    servers.connect(endpoint)  # starts the server, which nothing can inside of an event loop
     served, reported = asyncio.run(served_texts(servers, endpoint, requests, plan.k))
     judge = Judge(model, prompts[0][1])
     found = []

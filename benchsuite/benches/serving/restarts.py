@@ -91,7 +91,10 @@ class ServersInTurn:
         self._running: dict[str, tuple[str, subprocess.Popen[bytes], IO[bytes]]] = {}  # by address
 
     def connect(self, endpoint: Endpoint) -> Client:
-        """Return a client of an endpoint whose server answers for its health. SpecdecError if it does not."""
+        """Return a client of an endpoint whose server answers for its health. SpecdecError if it does not.
+
+        Inside of an event loop only for an endpoint whose server runs already.
+        """
         if endpoint.name in self.commands and self._name_at(endpoint.url) != endpoint.name:
             self._end(endpoint.url)
             self._start(endpoint)

@@ -14,6 +14,7 @@ import torch
 from benchsuite.benches.serving.restarts import ServersInTurn
 from benchsuite.engines.record import read_recorded
 from benchsuite.engines.served_head import (
+    ENGINE,
     PromptSteps,
     ServedHead,
     ServedHeadPlan,
@@ -184,6 +185,12 @@ def test_a_server_that_accepts_more_or_writes_other_tokens_is_seen(tiny_head: Pa
     assert f"{changed.ties} of {different} first differences are ties" in "\n".join(
         terminal(served_head_document(changed))
     )
+
+
+def test_a_server_that_does_not_start_is_one_sentence(tiny_head: Path) -> None:
+    plan = ServedHeadPlan(str(tiny_head), "tiny", ("chat",), 1, 8, K, 8123)
+    with pytest.raises(SpecdecError, match=f"the server of {ENGINE} ended with 1"):
+        compare_served_head(plan, ServersInTurn({ENGINE: "false"}))
 
 
 def test_the_server_is_started_with_the_head_and_asked_for_its_steps() -> None:

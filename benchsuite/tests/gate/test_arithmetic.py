@@ -64,7 +64,7 @@ def test_where_no_launch_counts_forwards_a_step_is_a_token_and_acceptance_is_not
 
 def test_nothing_is_attributed_where_one_launch_lacks_its_parts_or_its_tau() -> None:
     whole, no_tau, no_parts = _timed(2.0, draft=1.0), _timed(None, draft=1.0), Launch({}, {}, 2.0)
-    assert where([whole], [whole]) == "acceptance -0.0 %"
+    assert where([whole], [whole]) == "acceptance +0.0 %"
     for lacking in (no_tau, no_parts, Launch({})):
         for base, head in (([whole], [lacking]), ([lacking], [whole]), ([whole, lacking], [whole])):
             assert attribution(base, head) == {}
