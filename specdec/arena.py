@@ -11,8 +11,9 @@ forward reads (a length bucket, so that shapes repeat), D the longest accepted p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -21,14 +22,19 @@ from specdec.decoder import Cells
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
 from specdec.messages import Verdict, Window
+from specdec.states import StateKey, StateRings, StateShape
 
 BUCKET = 64
 """A forward reads a multiple of this many cells of a full layer."""
 
 
+NO_STATES: Mapping[StateKey, StateShape] = MappingProxyType({})
+"""What a model without recurrent layers keeps beside its cells."""
+
+
 @dataclass(frozen=True)
 class LayerShape:
-    """One attention layer: number of key/value heads, their size, and its span in tokens (None: no limit)."""
+    """One layer: number of key/value heads (0 without attention), their size, its span in tokens (None: no limit)."""
 
     heads: int
     head_dim: int
@@ -75,18 +81,20 @@ class Plan:
 class KeptCells:
     """A copy of a row's first ``length`` committed cells: keys and values of each stack, [n heads, cells, head_dim].
 
-    ``wrapped``: some layer is a ring that has begun to overwrite itself, so that no shorter text can be restored.
+    ``states`` are those of recurrent layers after ``length`` tokens. ``wrapped``: there are such states, or some layer
+    is a ring that has begun to overwrite itself, so that no shorter text can be restored.
     """
 
     length: int
     wrapped: bool
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    states: tuple[Tensor, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the copy."""
-        return sum(cells.nbytes for cells in (*self.keys, *self.values))
+        return sum(cells.nbytes for cells in (*self.keys, *self.values, *self.states))
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,7 @@ class Arena:
     ``max_length`` is the longest sequence, ``max_window`` the widest window ever written, prefill chunks
     and padding included. A layer with a span is a ring of span + max_window - 1 cells (never more than a
     full layer needs); a full layer never wraps. ``committed`` int64 [R] counts each row's committed cells.
+    ``states`` are those of recurrent layers, of which ``kept_window`` is the widest window whose slots each leave one.
 
     Example: ``Arena([LayerShape(3, 64, None)], rows=1, max_length=512, max_window=9,
     dtype=torch.float32, device=torch.device("cpu"))``
@@ -121,14 +130,17 @@ class Arena:
         max_window: int,
         dtype: torch.dtype,
         device: torch.device,
+        states: Mapping[StateKey, StateShape] = NO_STATES,
+        kept_window: int = 1,
     ) -> None:
-        self.layers = tuple(layers)
+        self.layers, self.dtype = tuple(layers), dtype
         self.max_window = max_window
         full = -(-(max_length + max_window - 1) // BUCKET) * BUCKET
-        spans = {layer.span for layer in self.layers}
+        attending = [layer for layer in self.layers if layer.heads]
+        spans = {layer.span for layer in attending} or {None}
         self.capacity = {span: full if span is None else min(full, span + max_window - 1) for span in spans}
         made: dict[LayerShape, LayerStack] = {}
-        for shape, count in Counter(self.layers).items():
+        for shape, count in Counter(attending).items():
             size = rows, count * shape.heads, self.capacity[shape.span], shape.head_dim
             # Zeros, because uninitialised memory can hold NaN, and a masked NaN (weight 0) still makes the sum NaN.
             made[shape] = LayerStack(shape.span, *(torch.zeros(size, dtype=dtype, device=device) for _ in range(2)))
@@ -136,11 +148,16 @@ class Arena:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         for place, shape in enumerate(self.layers):
+            if not shape.heads:
+                self.keys.append(torch.zeros(rows, 0, 0, 0, dtype=dtype, device=device))
+                self.values.append(self.keys[-1])
+                continue
             first = self.layers[:place].count(shape) * shape.heads
             self.keys.append(made[shape].keys[:, first : first + shape.heads])
             self.values.append(made[shape].values[:, first : first + shape.heads])
         self.committed = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.allocations = 2 * len(self.stacks) + 1
+        self.states = StateRings(states, rows=rows, window=kept_window, device=device)
+        self.allocations = 2 * len(self.stacks) + 1 + len(states)
 
     @staticmethod
     def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
@@ -149,8 +166,8 @@ class Arena:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row over all layers."""
-        return sum(stack.keys[0].nbytes + stack.values[0].nbytes for stack in self.stacks)
+        """Bytes of one row over all layers, states included."""
+        return self.states.row_bytes + sum(stack.keys[0].nbytes + stack.values[0].nbytes for stack in self.stacks)
 
     def plan(
         self,
@@ -168,7 +185,7 @@ class Arena:
         Raises SpecdecError if the window does not fit past ``longest``.
         """
         width = window.tokens.shape[1]
-        committed, dtype = self.committed[rows], self.keys[0].dtype
+        committed, dtype = self.committed[rows], self.dtype
         cells, mask = {}, {}
         for span, capacity in self.capacity.items():
             if width > self.max_window or (span is None and longest + width > capacity):
@@ -186,7 +203,8 @@ class Arena:
         """Append the accepted path to each row: the root and ``num_accepted`` more cells.
 
         The path of a chain is in the right cells already (``compact=False`` moves nothing); ``compact=True`` moves
-        the path of a tree together and no other cell. In place: ``committed`` and, with ``compact``, the cells.
+        the path of a tree together, and the states after it to their place; no other cell. In place: ``committed`` and,
+        with ``compact``, the cells and states.
         """
         committed = self.committed[rows]
         if compact:
@@ -197,13 +215,17 @@ class Arena:
             for stack in self.stacks:
                 capacity = self.capacity[stack.span]
                 ops.kv_compact(stack.keys[rows], stack.values[rows], source % capacity, target % capacity)
+            if self.states.rings:
+                last = verdict.num_accepted[:, None]
+                self.states.compact(rows, (source.gather(1, last) + 1)[:, 0], (target.gather(1, last) + 1)[:, 0])
         committed += verdict.num_accepted + 1
 
     @torch.inference_mode()
     def wipe(self) -> None:
-        """Set every cell to zero: a NaN in one that a mask hides would reach the rows that come after it."""
+        """Set every cell and state to zero: a NaN in one that a mask hides would reach the rows that come after it."""
         for cells in (*self.keys, *self.values):
             cells.zero_()
+        self.states.wipe()
 
     def reset(self, row: int) -> None:
         """Empty a row. Nothing is cleared, because cells that are not committed are not visible."""
@@ -213,9 +235,9 @@ class Arena:
         """Copy row ``source`` onto ``row``; returns the bytes copied.
 
         ``cells``, when given, is the number of committed cells of ``source``, and no other cell is copied; a ring
-        that is shorter is copied whole.
+        that is shorter is copied whole, as states are.
         """
-        copied = 0
+        copied = self.states.move(source, row)
         for stack in self.stacks:
             for tensor in (stack.keys, stack.values):
                 part = tensor[source, :, :cells]
@@ -231,14 +253,15 @@ class Arena:
         cells = [self.capacity[stack.span] if wrapped and stack.span is not None else length for stack in self.stacks]
         keys = tuple(stack.keys[row, :, :end].clone() for stack, end in zip(self.stacks, cells, strict=True))
         values = tuple(stack.values[row, :, :end].clone() for stack, end in zip(self.stacks, cells, strict=True))
-        return KeptCells(length, wrapped, keys, values)
+        states = self.states.keep(row, length)
+        return KeptCells(length, wrapped or bool(states), keys, values, states)
 
     def restore(self, row: int, kept: KeptCells, length: int) -> int:
         """Write the first ``length`` kept cells into a row and commit them; returns the bytes copied.
 
         ``length`` is at most that of ``kept``, and equal to it if ``kept`` has wrapped.
         """
-        copied = 0
+        copied = self.states.restore(row, length, kept.states)
         for stack, keys, values in zip(self.stacks, kept.keys, kept.values, strict=True):
             cells = self.capacity[stack.span] if kept.wrapped and stack.span is not None else length
             for tensor, stored in ((stack.keys, keys), (stack.values, values)):

@@ -23,7 +23,9 @@ from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
 from specdec.layers import layers_of, position_limit
 from specdec.messages import Window
+from specdec.recurrent import ChunkStates, StateCache, WindowStates, run_as_made, run_in_slots, state_keepers
 from specdec.sharding import sharding_of
+from specdec.states import StateKey, StateShape
 from specdec.swap import Swap
 from specdec.taps import NO_LAYERS, Taps
 from specdec.threads import one_torch_thread
@@ -84,6 +86,9 @@ class ArenaModel:
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.vocabulary: int = model.config.get_text_config(decoder=True).vocab_size
+        self._keepers = state_keepers(self.model)
+        self.states: dict[StateKey, StateShape] = {}
+        self._goes_on = True  # whether recurrent modules take many tokens after a state
         self._switch()
 
     @torch.inference_mode()
@@ -97,13 +102,20 @@ class ArenaModel:
         # From all over the vocabulary: its first ids are control tokens, after which rounding alone changed the logits
         # of SmolLM2 in bfloat16 by a fifth.
         tokens = (torch.arange(6, device=self.device) * 7919 % self.vocabulary)[None]
-        before = self.model(tokens, use_cache=False).logits.float()
+        asking: dict[str, StateCache] = {"cache": StateCache()} if self._keepers else {}
+        before = self.model(tokens, use_cache=False, **asking).logits.float()
+        if self._keepers:
+            self.states = asking["cache"].shapes()
+            run_in_slots(self._keepers)
         self.model.set_attn_implementation("specdec")
         self.swap.put_in()
         reason = self._differs(tokens, before)
         if reason:
             self.swap.take_out()
             self.swap.put_in(layers=False)
+            reason = self._differs(tokens, before)
+        if reason and self.states:
+            self._goes_on = False
             reason = self._differs(tokens, before)
         self.forwards = 0
         self.own_threads = self.sharding is None and self.swap.own_threads
@@ -121,8 +133,9 @@ class ArenaModel:
         arena = self.arena(1, 2 * half, 2 * half)
         before = before[:, half:]
         try:
-            # Two forwards: the second is correct only if it reads the keys and values that the first wrote.
-            self.extend(arena, tokens[:, :half], 0, 0)
+            # Each forward is correct only if it reads the keys and values, or the states, that those before it wrote.
+            self.extend(arena, tokens[:, :1], 0, 0)
+            self.extend(arena, tokens[:, 1:half], 0, 1)
             after = self.forward(arena, window, slice(0, 1), half)[0].float()
         except TypeError as error:
             return str(error)
@@ -138,7 +151,7 @@ class ArenaModel:
     def twin(self, layers: int | None = None) -> PreTrainedModel:
         """An unmodified model over the same weights: the reference, or only its first ``layers`` layers, as a draft."""
         memo: dict[int, Any] = {id(p): p for p in self.model.parameters()}
-        with self.swap.taken_out():
+        with self.swap.taken_out(), run_as_made(self._keepers):
             model: PreTrainedModel = copy.deepcopy(self.model, memo)
         if layers is not None:
             total = model.config.num_hidden_layers
@@ -147,8 +160,9 @@ class ArenaModel:
             name, stack = _stack(model, total)
             setattr(model.base_model, name, stack[:layers])
             model.config.num_hidden_layers = layers
-            if getattr(model.config, "layer_types", None):
-                model.config.layer_types = model.config.layer_types[:layers]
+            kinds = getattr(model.config, "layer_types", None)
+            if kinds and len(kinds) > layers:  # some follow the number of layers by themselves
+                model.config.layer_types = kinds[:layers]
         model.set_attn_implementation(self.native_attention)
         return model
 
@@ -156,7 +170,14 @@ class ArenaModel:
         """An arena for this model; its widest window also fits a prefill chunk."""
         widest = max(max_window, min(PREFILL_CHUNK, max_length))
         return Arena(
-            self.layers, rows=rows, max_length=max_length, max_window=widest, dtype=self.dtype, device=self.device
+            self.layers,
+            rows=rows,
+            max_length=max_length,
+            max_window=widest,
+            dtype=self.dtype,
+            device=self.device,
+            states=self.states,
+            kept_window=max_window,
         )
 
     def forward(
@@ -174,7 +195,10 @@ class ArenaModel:
             self._tapped(taps.layers) as outputs,
         ):
             plan = arena.plan(window, self.ops, rows, longest, self.limit, taps.layers)
-            out = self.model(input_ids=window.tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan)
+            given: dict[str, Any] = {"specdec_plan": plan}
+            if self.states:
+                given["cache"] = WindowStates(arena.states, rows, arena.committed[rows], window.parents)
+            out = self.model(input_ids=window.tokens, position_ids=plan.position, use_cache=False, **given)
         self.forwards += 1
         return out.logits, taps.gathered(outputs, seen[0])
 
@@ -205,7 +229,11 @@ class ArenaModel:
         with one_torch_thread(self.own_threads), self._tapped(taps.layers) as outputs:
             plan = arena.plan(window, self.ops, rows, start, self.limit, taps.layers)
             base = self.model.base_model
-            out = base(input_ids=tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan)
+            given: dict[str, Any] = {"specdec_plan": plan}
+            if self.states:
+                committed, length = arena.committed[rows], tokens.shape[1]
+                given["cache"] = ChunkStates(arena.states, rows, committed, length, start == 0, self._goes_on)
+            out = base(input_ids=tokens, position_ids=plan.position, use_cache=False, **given)
         arena.committed[rows] += tokens.shape[1]
         return taps.gathered(outputs, out.last_hidden_state)
 

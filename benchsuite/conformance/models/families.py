@@ -11,13 +11,16 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    Lfm2Config,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 SPAN = 24
@@ -95,6 +98,41 @@ SPARSE: dict[str, Callable[[], PretrainedConfig]] = {
 }
 """Mixtures of experts: transformers runs their experts, and our ops the rest. ``deepseek`` attends over latents."""
 
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+
+RECURRENT: dict[str, Callable[[], PretrainedConfig]] = {
+    "lfm2": lambda: Lfm2Config(
+        **{name: value for name, value in _COMMON.items() if name != "head_dim"},
+        num_hidden_layers=4,
+        layer_types=["conv", "full_attention"] * 2,
+        block_auto_adjust_ff_dim=False,
+    ),
+    "mamba": lambda: MambaConfig(
+        **{name: _COMMON[name] for name in ("vocab_size", "hidden_size", "initializer_range")},
+        bos_token_id=None,
+        eos_token_id=256,
+        pad_token_id=256,
+        num_hidden_layers=3,
+        state_size=4,
+    ),
+    "qwen3-next": lambda: Qwen3NextConfig(
+        **_COMMON,
+        **_LINEAR,
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
+}
+"""Recurrent and convolutional layers: beside attention, and alone (``mamba``)."""
+
 WIDE: dict[str, Callable[[], PretrainedConfig]] = {
     "llama-16": lambda: LlamaConfig(**{**_COMMON, "hidden_size": 64, "head_dim": 16}, num_hidden_layers=2),
 }
@@ -103,7 +141,7 @@ WIDE: dict[str, Callable[[], PretrainedConfig]] = {
 
 def config_of(family: str, layers: int | None = None) -> PretrainedConfig:
     """Return a family's config, with so many ``layers`` if that is said; their kinds then come in turn."""
-    config = (CONFIGS | SPARSE | WIDE)[family]()
+    config = (CONFIGS | SPARSE | RECURRENT | WIDE)[family]()
     if layers is not None:
         kinds = getattr(config, "layer_types", None)
         config.num_hidden_layers = layers
@@ -119,7 +157,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # torch's products of groups, transformers' default, take no float64.
-        more = {"experts_implementation": "eager"} if family in SPARSE else {}
+        more = {"experts_implementation": "eager"} if family in (*SPARSE, "qwen3-next") else {}
         config = config_of(family, layers)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **more)
     return model.eval().to(dtype)

@@ -12,7 +12,7 @@ from transformers import (
     FalconConfig,
     GptOssConfig,
     GraniteConfig,
-    MambaConfig,
+    RwkvConfig,
     T5Config,
 )
 
@@ -43,7 +43,7 @@ def test_a_family_that_does_not_follow_the_arena_is_refused(family: str) -> None
         ArenaModel(model, registry().backend())
 
 
-@pytest.mark.parametrize("config", [MambaConfig(), T5Config()], ids=["mamba", "t5"])
+@pytest.mark.parametrize("config", [RwkvConfig(), T5Config()], ids=["rwkv", "t5"])
 def test_a_config_without_attention_layers_is_refused(config: Any) -> None:
     with pytest.raises(SpecdecError, match="choose another model"):
         layer_shapes(config)

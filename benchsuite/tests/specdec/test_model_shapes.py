@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig, MambaConfig, MistralConfig
+from transformers import GPT2Config, LlamaConfig, MambaConfig, MistralConfig, RwkvConfig
 
 from benchsuite.conformance.models import families
 from benchsuite.conformance.models.tiny import registry
@@ -15,6 +15,8 @@ from specdec import SpecdecError, Window
 from specdec.arena import LayerShape
 from specdec.layers import layer_shapes, layers_of, position_limit
 from specdec.model import PREFILL_CHUNK, ArenaModel
+
+NOTHING = LayerShape(0, 0, None)
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3}
 
@@ -45,6 +47,11 @@ def _bare(**given: Any) -> Any:
             _bare(sliding_window=7, layer_types=["full_attention", "sliding_attention"]),
             [LayerShape(4, 8, None), LayerShape(4, 8, 7)],
         ),
+        (
+            _bare(sliding_window=7, layer_types=["linear_attention", "hybrid", "hybrid_sliding", "conv", "mlp", "moe"]),
+            [NOTHING, LayerShape(4, 8, None), LayerShape(4, 8, 7), NOTHING, NOTHING, NOTHING],
+        ),
+        (MambaConfig(num_hidden_layers=2), [NOTHING] * 2),
     ],
 )
 def test_the_layers_of_a_config_have_its_heads_their_size_and_their_spans(
@@ -57,13 +64,15 @@ def test_a_config_that_the_arena_cannot_hold_is_refused_in_these_words() -> None
     with pytest.raises(SpecdecError) as refused:
         layer_shapes(_bare(layer_types=["odd", "full_attention", "linear", "odd"]))
     assert str(refused.value) == (
-        "a bare model has layers of kind linear, odd; the arena holds full_attention, sliding_attention: choose "
-        "another model"
+        "a bare model has layers of kind linear, odd; the arena holds full_attention, sliding_attention, hybrid, "
+        "hybrid_sliding, linear_attention, conv, mlp, moe: choose another model"
     )
-    for config, name in ((_bare(is_encoder_decoder=True), "bare"), (MambaConfig(), "mamba")):
+    for config, name in ((_bare(is_encoder_decoder=True), "bare"), (RwkvConfig(), "rwkv")):
         with pytest.raises(SpecdecError) as refused:
             layer_shapes(config)
-        assert str(refused.value) == (f"a {name} model is not a decoder made of attention layers; choose another model")
+        assert str(refused.value) == (
+            f"a {name} model is not a decoder made of attention or recurrent layers; choose another model"
+        )
 
 
 def test_a_model_that_was_cut_has_its_part_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:

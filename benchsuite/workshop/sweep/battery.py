@@ -17,6 +17,7 @@ from specdec import ArenaModel, Assembly, Draft, Request, SamplingParams, Specde
 from specdec.arena import Arena
 from specdec.catalog import byte_tokenizer
 from specdec.interfaces import Env
+from specdec.recurrent import state_keepers
 from specdec_plugins.drafts.oracle import Oracle
 
 EXACT, REFUSED, WRONG, CRASHED = "runs exactly", "refused", "wrong", "crash"
@@ -70,8 +71,9 @@ def try_family(kind: str, backend: str = "auto") -> FamilyOutcome:
     if reason:
         return FamilyOutcome(kind, WRONG, f"accepted, and it is none: {reason}")
     try:
-        compare_forwards(target, own)
-        compare_decoding(target, own)
+        allowed = allowed_share(own)
+        compare_forwards(target, own, allowed)
+        compare_decoding(target, own, allowed)
     except NotItsOwn as found:
         return FamilyOutcome(kind, WRONG, str(found))
     except Exception as error:
@@ -118,9 +120,27 @@ def _not_a_decoder(model: PreTrainedModel) -> str:
 
 
 @torch.inference_mode()
-def compare_forwards(target: ArenaModel, own: PreTrainedModel) -> None:
+def allowed_share(own: PreTrainedModel) -> float:
+    """``ALLOWED``, or for a model with recurrent layers four times what its own two ways to compute differ by, if more.
+
+    Of those ways one reads a whole text at once and the other goes on token by token from the states in its own cache.
+    """
+    if not state_keepers(own):
+        return ALLOWED
+    text = _texts()[:1]
+    expected = own(text, use_cache=False).logits
+    start = own(text[:, :CHUNK], use_cache=True)
+    steps = [start.logits]
+    for place in range(CHUNK, LENGTH):
+        steps.append(own(text[:, place : place + 1], cache=start.cache, use_cache=True).logits)
+    return max(ALLOWED, 4 * _share(torch.cat(steps, dim=1), expected))
+
+
+@torch.inference_mode()
+def compare_forwards(target: ArenaModel, own: PreTrainedModel, allowed: float = ALLOWED) -> None:
     """Prefill in uneven chunks, windows of 1 to 9 in two rows of different length, each in part rejected, and a tree.
 
+    ``allowed`` is the largest difference of a logit, as a share of the largest.
     Raises NotItsOwn for the first logits that are not ``own``'s.
     """
     texts = _texts()
@@ -145,12 +165,13 @@ def compare_forwards(target: ArenaModel, own: PreTrainedModel) -> None:
                 logits[row, :count],
                 expected[row, at[row] : at[row] + count],
                 f"a window of {width} after {at[row]} tokens, row {row} of two of {at[0]} and {at[1]}",
+                allowed,
             )
         _commit(target, arena, rows, kept, width)
-    _compare_tree(target, own, arena, texts)
+    _compare_tree(target, own, arena, texts, allowed)
 
 
-def _compare_tree(target: ArenaModel, own: PreTrainedModel, arena: Arena, texts: Tensor) -> None:
+def _compare_tree(target: ArenaModel, own: PreTrainedModel, arena: Arena, texts: Tensor, allowed: float) -> None:
     """A tree of six slots after what is committed of row 1, one of its paths accepted, and a chain behind it."""
     start = int(arena.committed[1])
     rows, text = slice(1, 2), [int(token) for token in texts[1, :start]]
@@ -163,9 +184,8 @@ def _compare_tree(target: ArenaModel, own: PreTrainedModel, arena: Arena, texts:
         while parents[line[0]] >= 0:
             line.insert(0, parents[line[0]])
         whole = torch.tensor([[*text, *(tokens[one] for one in line)]])
-        _equal(
-            logits[0, slot], own(whole, use_cache=False).logits[0, -1], f"slot {slot} of a tree after {start} tokens"
-        )
+        expected = own(whole, use_cache=False).logits[0, -1]
+        _equal(logits[0, slot], expected, f"slot {slot} of a tree after {start} tokens", allowed)
     arena.commit(
         Verdict(torch.tensor([[*path, -1, -1, -1]]), torch.tensor([2]), torch.tensor([0])), rows, target.ops, True
     )
@@ -176,11 +196,12 @@ def _compare_tree(target: ArenaModel, own: PreTrainedModel, arena: Arena, texts:
         logits[0],
         own(whole, use_cache=False).logits[0, -2:],
         f"a window after an accepted path of a tree after {start} tokens",
+        allowed,
     )
 
 
 @torch.inference_mode()
-def compare_decoding(target: ArenaModel, own: PreTrainedModel) -> None:
+def compare_decoding(target: ArenaModel, own: PreTrainedModel, allowed: float = ALLOWED) -> None:
     """Two requests at once with a draft whose proposals are right in four of five, against ``own.generate``.
 
     Raises NotItsOwn for the first token that is not generate's, unless its logit and that of generate's are equal.
@@ -204,7 +225,7 @@ def compare_decoding(target: ArenaModel, own: PreTrainedModel) -> None:
             raise NotItsOwn(f"{len(ours)} tokens were decoded and generate gave {len(theirs)}")
         scores = own(torch.tensor([[*prompt, *ours[:first]]]), use_cache=False).logits[0, -1]
         gap = float((scores[theirs[first]] - scores[ours[first]]).abs() / scores.abs().max())
-        if gap > ALLOWED:
+        if gap > allowed:
             raise NotItsOwn(f"token {first} after a prompt of {len(prompt)} is not generate's")
 
 
@@ -232,8 +253,8 @@ def _commit(target: ArenaModel, arena: Arena, rows: slice, kept: Sequence[int], 
     arena.commit(Verdict(path, counts, torch.zeros_like(counts)), rows, target.ops, False)
 
 
-def _equal(got: Tensor, expected: Tensor, where: str) -> None:
-    if not _share(got, expected) <= ALLOWED:
+def _equal(got: Tensor, expected: Tensor, where: str, allowed: float) -> None:
+    if not _share(got, expected) <= allowed:
         raise NotItsOwn(f"a logit is not its own: {where}")
 
 

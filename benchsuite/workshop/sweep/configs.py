@@ -86,6 +86,7 @@ _INDEXED = {
 }
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "rope_parameters": {"full_attention": _ROTARY, "sliding_attention": _ROTARY},
@@ -96,6 +97,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "dots3_note": {"vision_config": {"mlp_layer_types": ["dense"] * 4}},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},

@@ -1,0 +1,233 @@
+"""Runs the recurrent and convolutional layers of a transformers model over the states beside the arena.
+
+Such a layer asks the model's cache for its state and gives it the next one. Over the arena the cache is one of this
+file: it reads and writes ``StateRings``, and returns the keys and values of attention layers as they are, because
+``specdec.model`` keeps these in the arena. The model's own modules run unchanged, one slot of a window after another.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+from specdec.states import StateKey, StateRings, StateShape
+
+ASKED = frozenset(("update_conv_state", "update_recurrent_state", "set_linear_cache"))
+"""What a module calls to give a cache its next state."""
+
+
+class StateCache(Cache):  # type: ignore[misc]  # transformers' classes are untyped
+    """What a model's modules ask of a cache, for a text's first tokens; ``held`` has the states that they gave.
+
+    Example: ``model(tokens, use_cache=False, cache=cache := StateCache())``, then ``cache.shapes()``
+    """
+
+    fresh = True
+    """Whether the text begins with this forward, so that there is no state before it."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.held: dict[StateKey, Tensor] = {}
+
+    def shapes(self) -> dict[StateKey, StateShape]:
+        """The sizes and dtypes of the states of one row."""
+        return {key: StateShape(tuple(state.shape[1:]), state.dtype) for key, state in self.held.items()}
+
+    def run(self, module: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What the forward of a module returns for all its tokens."""
+        return module(*given, **named)
+
+    def before(self, key: StateKey) -> Tensor | None:
+        """The state from which the module goes on, which it may change in place; None before a text's first token."""
+        return self.held.get(key)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """The keys and values themselves."""
+        return key_states, value_states
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The last inputs of a convolution, [B, channels, kernel size]."""
+        return self.before(StateKey(layer_idx, "conv", state_idx))
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Append the inputs of a convolution; returns them behind those before, all [B, channels, tokens]."""
+        key = StateKey(layer_idx, "conv", state_idx)
+        before, size = self.before(key), conv_kernel_size or conv_states.shape[-1]
+        whole = conv_states if before is None else torch.cat([before, conv_states], dim=-1)
+        self.held[key] = nn.functional.pad(whole, (max(size - whole.shape[-1], 0), 0))[..., -size:]
+        return whole
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The state of a recurrence, [B, …]."""
+        return self.before(StateKey(layer_idx, "recurrent", state_idx))
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        """Replace the state of a recurrence."""
+        self.held[StateKey(layer_idx, "recurrent", state_idx)] = recurrent_states
+        return recurrent_states
+
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        """The state of a recurrence, as MiniMax asks for it."""
+        return self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, cache: Tensor) -> None:
+        """Replace the state of a recurrence, as MiniMax gives it."""
+        self.update_recurrent_state(cache, layer_idx)
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Whether there is a state before this forward."""
+        return not self.fresh
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """No: the rings keep the states of slots."""
+        return False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero: positions are given."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Masks as if the forward's tokens were the whole text; over the arena there are none."""
+        return query_length, 0
+
+
+class ChunkStates(StateCache):
+    """Committed text: ``length`` tokens after ``committed`` int64 [B], of which only the last state is kept.
+
+    ``fresh``: nothing is committed. ``whole``: the model's modules go on from a state with many tokens at once;
+    otherwise they run token by token.
+    """
+
+    def __init__(
+        self, rings: StateRings, rows: slice, committed: Tensor, length: int, fresh: bool, whole: bool
+    ) -> None:
+        super().__init__()
+        self._rings, self._rows, self._committed, self._after = rings, rows, committed, committed + length
+        self._length, self.fresh, self._whole = length, fresh, whole
+
+    def run(self, module: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The module once, or once for each token; its last states are written to the rings."""
+        if self.fresh or self._whole:
+            output = module(*given, **named)
+        else:
+            output = _joined([module(*one, **other) for one, other in _slots(given, named, self._length)])
+        for key, state in self.held.items():
+            self._rings.write(key, self._rows, self._after, state)
+        self.held.clear()
+        return output
+
+    def before(self, key: StateKey) -> Tensor | None:
+        """The state after the committed text, or after the token before."""
+        if key not in self.held and not self.fresh:
+            self.held[key] = self._rings.read(key, self._rows, self._committed)
+        return self.held.get(key)
+
+
+class WindowStates(StateCache):
+    """A window: every slot goes on from its parent's state, slot 0 from the committed text's, and leaves its own.
+
+    ``committed`` int64 [B], ``parents`` int64 [B, W].
+    """
+
+    fresh = False
+
+    def __init__(self, rings: StateRings, rows: slice, committed: Tensor, parents: Tensor) -> None:
+        super().__init__()
+        rings.refuse_wide(parents.shape[1])
+        self._rings, self._rows = rings, rows
+        self._sources = (committed[:, None] + 1 + parents).unbind(1)
+        self._targets = [committed + 1 + slot for slot in range(len(self._sources))]
+        self._slot = 0
+
+    def run(self, module: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The module once for each slot; every slot's states are written to the rings."""
+        outputs = []
+        for slot, (one, other) in enumerate(_slots(given, named, len(self._targets))):
+            self._slot = slot
+            outputs.append(module(*one, **other))
+            for key, state in self.held.items():
+                self._rings.write(key, self._rows, self._targets[slot], state)
+            self.held.clear()
+        return _joined(outputs)
+
+    def before(self, key: StateKey) -> Tensor | None:
+        """The state after the slot's parent."""
+        if key not in self.held:
+            self.held[key] = self._rings.read(key, self._rows, self._sources[self._slot])
+        return self.held[key]
+
+
+def state_keepers(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules of a model that give a cache their next state, by the code of their forward."""
+    return [module for module in model.modules() if ASKED & set(_names(module))]
+
+
+def run_in_slots(modules: list[nn.Module]) -> None:
+    """Let a ``StateCache`` call the forward of these modules; with any other cache, or none, they run as they did."""
+    for module in modules:
+        module.forward = MethodType(_in_slots, module)
+
+
+@contextmanager
+def run_as_made(modules: list[nn.Module]) -> Iterator[None]:
+    """A context in which these modules have their own forward alone."""
+    for module in modules:
+        del module.forward
+    try:
+        yield
+    finally:
+        run_in_slots(modules)
+
+
+def _in_slots(module: nn.Module, *given: Any, **named: Any) -> Any:
+    own, cache = partial(type(module).forward, module), named.get("cache")
+    return cache.run(own, given, named) if isinstance(cache, StateCache) else own(*given, **named)
+
+
+def _names(module: nn.Module) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code.co_names if code else ()
+
+
+def _slots(
+    given: tuple[Any, ...], named: dict[str, Any], width: int
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of a module for each slot alone."""
+    for slot in range(width):
+        yield (
+            tuple(_of_slot(value, slot, width) for value in given),
+            {name: _of_slot(value, slot, width) for name, value in named.items()},
+        )
+
+
+def _of_slot(value: Any, slot: int, width: int) -> Any:
+    """The part of an argument that belongs to one of ``width`` slots, its second dimension; else all of it."""
+    if isinstance(value, tuple):
+        return tuple(_of_slot(one, slot, width) for one in value)
+    fits = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == width
+    return value[:, slot : slot + 1] if fits else value
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """The outputs of slots as one output; what has no slots is the last one's."""
+    if len(outputs) == 1:
+        return outputs[0]
+    if isinstance(outputs[0], tuple):
+        return tuple(_joined(list(parts)) for parts in zip(*outputs, strict=True))
+    whole = isinstance(outputs[0], Tensor) and outputs[0].dim() > 1 and outputs[0].shape[1] == 1
+    return torch.cat(outputs, dim=1) if whole else outputs[-1]
