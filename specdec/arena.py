@@ -63,7 +63,18 @@ class Plan:
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None
     ) -> Tensor:
-        """Write this layer's new keys and values in place, then attend: [B, heads, W, d] in, [B, W, heads, d] out."""
+        """Write this layer's new keys and values in place, then attend: [B, heads, W, d] in, [B, W, heads, d] out.
+
+        Raises SpecdecError before anything is written if keys or values are not those of the layer's shape.
+        """
+        shape = self.arena.layers[layer]
+        held = shape.heads, shape.head_dim
+        if (keys.shape[1], keys.shape[3]) != held or values.shape != keys.shape:
+            got = " and ".join(f"{len(x[0])} heads of {x.shape[3]} numbers" for x in (keys, values))
+            raise SpecdecError(
+                f"layer {layer} attends over keys and values of {got}; its cells have {shape.heads} heads of "
+                f"{shape.head_dim} numbers, as the model's configuration says: choose another model"
+            )
         at = self.at(layer)
         self.ops.kv_append(at.keys, at.values, keys, values, at.cells)
         return at.attend(self.ops, query, scaling, softcap)

@@ -13,6 +13,15 @@ from specdec.sharding import sharding_of
 WITHOUT_ATTENTION = ("linear_attention", "conv", "mlp", "moe")
 """Kinds of layers that have no keys and values: recurrences, convolutions, and those without any memory of a text."""
 
+_FULL = ("full_attention", "hybrid")
+_SLIDING = ("sliding_attention", "hybrid_sliding")
+
+_TWICE_IN_WINDOWS = ("mimo_v2_flash",)
+"""Types of model whose layers with a sliding window have twice the key heads that the configuration says."""
+
+_FOR_EACH_QUERY = ("jetmoe",)
+"""Types of model that repeat keys, which their experts share, for each head of a query before they attend."""
+
 
 def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
     """What the arena holds of each layer of a text model's config: no head of a layer without attention.
@@ -20,30 +29,45 @@ def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
     Raises SpecdecError for a kind that the arena does not support.
     """
     config = config.get_text_config(decoder=True)
-    window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
+    layers = _layer_configs(config, len(kinds) if kinds else config.num_hidden_layers)
     if kinds is None:
-        kinds = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
-    spans = {"full_attention": None, "sliding_attention": window, "hybrid": None, "hybrid_sliding": window}
-    strange = sorted(set(kinds) - set(spans) - set(WITHOUT_ATTENTION))
+        slides = [getattr(layer, "sliding_window", None) for layer in layers]
+        kinds = ["sliding_attention" if window else "full_attention" for window in slides]
+    strange = sorted(set(kinds) - {*_FULL, *_SLIDING, *WITHOUT_ATTENTION})
     if strange:
         raise SpecdecError(
             f"a {config.model_type} model has layers of kind {', '.join(strange)}; "
-            f"the arena holds {', '.join((*spans, *WITHOUT_ATTENTION))}: choose another model"
+            f"the arena holds {', '.join((*_FULL, *_SLIDING, *WITHOUT_ATTENTION))}: choose another model"
         )
-    attends = set(kinds) & set(spans)
-    if config.is_encoder_decoder or (attends and not hasattr(config, "num_attention_heads")):
+    attends = [layer for layer, kind in zip(layers, kinds, strict=True) if kind not in WITHOUT_ATTENTION]
+    if config.is_encoder_decoder or not all(hasattr(layer, "num_attention_heads") for layer in attends):
         raise SpecdecError(
             f"a {config.model_type} model is not a decoder made of attention or recurrent layers; choose another model"
         )
-    if not attends:
-        return [LayerShape(0, 0, None)] * len(kinds)
+    return [_shape(layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
+
+
+def _layer_configs(config: PretrainedConfig, count: int) -> list[PretrainedConfig]:
+    """The configuration of each layer: some have values that differ by layer, and refuse to give one for all."""
+    differ = getattr(config, "is_heterogeneous", False)
+    return [config.per_layer_config[layer] for layer in range(count)] if differ else [config] * count
+
+
+def _shape(config: PretrainedConfig, kind: str) -> LayerShape:
+    """What one layer holds, of its own configuration; keys and values have the size of the larger."""
+    if kind in WITHOUT_ATTENTION:
+        return LayerShape(0, 0, None)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if getattr(config, "kv_lora_rank", None):  # latent attention: the arena holds what the latents expand to
+        heads, head_dim = config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
+    span = config.sliding_window if kind in _SLIDING else None
+    if config.model_type in _TWICE_IN_WINDOWS and span is not None:
+        heads *= 2
+    if config.model_type in _FOR_EACH_QUERY:
         heads = config.num_attention_heads
-        head_dim = max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
-    return [LayerShape(heads, head_dim, spans[kind]) if kind in spans else LayerShape(0, 0, None) for kind in kinds]
+    return LayerShape(heads, max(head_dim, getattr(config, "v_head_dim", None) or 0), span)
 
 
 def layers_of(model: PreTrainedModel) -> list[LayerShape]:

@@ -48,8 +48,8 @@ def _attention(
 ) -> tuple[Tensor, None]:
     layer: int = module.layer_idx  # type: ignore[assignment]  # every decoder's attention carries one
     size = value.shape[-1]
-    if key.shape[-1] != size:
-        wide = specdec_plan.arena.layers[layer].head_dim
+    if key.shape[-1] != size:  # the narrower is filled with zeros, which change no product
+        wide = max(key.shape[-1], size)
         query, key, value = (nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (query, key, value))
     return specdec_plan.attend(layer, query, key, value, scaling, softcap)[..., :size], None
 
@@ -158,7 +158,7 @@ class ArenaModel:
             if not 0 < layers < total:
                 raise SpecdecError(f"layers is {layers}; the target has {total}, expected 1 to {total - 1}")
             name, stack = _stack(model, total)
-            setattr(model.base_model, name, stack[:layers])
+            setattr(_base(model), name, stack[:layers])
             model.config.num_hidden_layers = layers
             kinds = getattr(model.config, "layer_types", None)
             if kinds and len(kinds) > layers:  # some follow the number of layers by themselves
@@ -228,12 +228,11 @@ class ArenaModel:
         rows = slice(row, row + 1)
         with one_torch_thread(self.own_threads), self._tapped(taps.layers) as outputs:
             plan = arena.plan(window, self.ops, rows, start, self.limit, taps.layers)
-            base = self.model.base_model
             given: dict[str, Any] = {"specdec_plan": plan}
             if self.states:
                 committed, length = arena.committed[rows], tokens.shape[1]
                 given["cache"] = ChunkStates(arena.states, rows, committed, length, start == 0, self._goes_on)
-            out = base(input_ids=tokens, position_ids=plan.position, use_cache=False, **given)
+            out = _base(self.model)(input_ids=tokens, position_ids=plan.position, use_cache=False, **given)
         arena.committed[rows] += tokens.shape[1]
         return taps.gathered(outputs, out.last_hidden_state)
 
@@ -253,9 +252,16 @@ class ArenaModel:
             yield start, chunk, self.extend(arena, chunk, row, start, taps)
 
 
+def _base(model: PreTrainedModel) -> nn.Module:
+    """The part of a model that gives the hidden states which its head reads."""
+    # Mllama's class names a part as its base that it does not have, and is then its own.
+    base: nn.Module = model.get_submodule("model") if model.base_model is model else model.base_model
+    return base
+
+
 def _stack(model: PreTrainedModel, total: int) -> tuple[str, nn.ModuleList]:
     """The list of a model's ``total`` decoder layers, and its name in the model's base."""
-    for name, part in model.base_model.named_children():
+    for name, part in _base(model).named_children():
         if isinstance(part, nn.ModuleList) and len(part) == total:
             return name, part
     raise SpecdecError(

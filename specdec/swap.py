@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.arena import Plan
+from specdec.arena import LayerShape, Plan
 from specdec.decoder import DecoderWeights, decode
 from specdec.devices import available_bytes, is_half
 from specdec.interfaces import Backend
+from specdec.layers import layers_of
 from specdec.ops import Ops
 from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
@@ -149,6 +150,8 @@ class Swap:
                 self._forwards.append((module, self._norm(module, offset)))
         forwards = dict(self._forwards)
         layers = [module for module in model.modules() if _is_layer(module, forwards)]
+        shapes = layers_of(model) if layers else []
+        layers = [layer for layer in layers if _attends_as(layer.self_attn, shapes[layer.self_attn.layer_idx])]
         total = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
         whole = [layer.self_attn.layer_idx for layer in layers] == list(range(total or 0))
         for stack in [layers] if whole else [[layer] for layer in layers]:
@@ -330,6 +333,19 @@ def _is_layer(module: Any, forwards: dict[nn.Module, Forward]) -> bool:
     if attention != {"q_proj", "k_proj", "v_proj", "o_proj"} or any(part not in forwards for part in wanted):
         return False
     return len({parameter.dtype for parameter in module.parameters()}) == 1
+
+
+def _attends_as(attention: Any, shape: LayerShape) -> bool:
+    """Whether queries, keys and values of an attention have the sizes with which a whole layer reads and writes cells.
+
+    The kernels of whole layers trust them: what differs stays the model's own, and the arena refuses it by name.
+    """
+    held = shape.heads * shape.head_dim
+    return bool(
+        attention.head_dim == shape.head_dim
+        and attention.k_proj.out_features == attention.v_proj.out_features == held
+        and attention.q_proj.out_features == attention.o_proj.in_features
+    )
 
 
 def _is_silu(module: Any) -> bool:

@@ -7,16 +7,27 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig, MambaConfig, MistralConfig, RwkvConfig
+from transformers import (
+    Gemma4TextConfig,
+    GPT2Config,
+    JetMoeConfig,
+    LlamaConfig,
+    LongcatFlashConfig,
+    MambaConfig,
+    MiMoV2FlashConfig,
+    MistralConfig,
+    RwkvConfig,
+)
 
 from benchsuite.conformance.models import families
 from benchsuite.conformance.models.tiny import registry
 from specdec import SpecdecError, Window
-from specdec.arena import LayerShape
+from specdec.arena import Arena, LayerShape
 from specdec.layers import layer_shapes, layers_of, position_limit
 from specdec.model import PREFILL_CHUNK, ArenaModel
 
 NOTHING = LayerShape(0, 0, None)
+CPU = torch.device("cpu")
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3}
 
@@ -44,8 +55,23 @@ def _bare(**given: Any) -> Any:
         (_bare(num_key_value_heads=1, sliding_window=7), [LayerShape(1, 8, 7)] * 3),
         (_bare(sliding_window=None, num_key_value_heads=None), [LayerShape(4, 8, None)] * 3),
         (
-            _bare(sliding_window=7, layer_types=["full_attention", "sliding_attention"]),
-            [LayerShape(4, 8, None), LayerShape(4, 8, 7)],
+            _bare(sliding_window=7, layer_types=["full_attention", "sliding_attention", "full_attention"]),
+            [LayerShape(4, 8, None), LayerShape(4, 8, 7), LayerShape(4, 8, None)],
+        ),
+        (_bare(head_dim=6, v_head_dim=9), [LayerShape(4, 9, None)] * 3),
+        (_bare(num_hidden_layers=0), []),
+        (
+            Gemma4TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, global_head_dim=12, sliding_window=7),
+            [LayerShape(2, 8, 7), LayerShape(2, 8, 7), LayerShape(2, 12, None)],
+        ),
+        (
+            MiMoV2FlashConfig(**SIZES, num_key_value_heads=1, head_dim=6, v_head_dim=4, sliding_window=7),
+            [LayerShape(1, 6, None), LayerShape(2, 6, 7), LayerShape(2, 6, 7)],
+        ),
+        (JetMoeConfig(num_hidden_layers=1, num_key_value_heads=2, kv_channels=8), [LayerShape(4, 8, None)]),
+        (
+            LongcatFlashConfig(num_layers=1, num_attention_heads=4, qk_nope_head_dim=8, qk_rope_head_dim=4),
+            [LayerShape(4, 128, None)] * 2,  # two attentions of a layer; values are wider than keys
         ),
         (
             _bare(sliding_window=7, layer_types=["linear_attention", "hybrid", "hybrid_sliding", "conv", "mlp", "moe"]),
@@ -64,7 +90,7 @@ def test_a_config_that_the_arena_cannot_hold_is_refused_in_these_words() -> None
     with pytest.raises(SpecdecError) as refused:
         layer_shapes(_bare(layer_types=["odd", "full_attention", "linear", "odd"]))
     assert str(refused.value) == (
-        "a bare model has layers of kind linear, odd; the arena holds full_attention, sliding_attention, hybrid, "
+        "a bare model has layers of kind linear, odd; the arena holds full_attention, hybrid, sliding_attention, "
         "hybrid_sliding, linear_attention, conv, mlp, moe: choose another model"
     )
     for config, name in ((_bare(is_encoder_decoder=True), "bare"), (RwkvConfig(), "rwkv")):
@@ -73,6 +99,23 @@ def test_a_config_that_the_arena_cannot_hold_is_refused_in_these_words() -> None
         assert str(refused.value) == (
             f"a {name} model is not a decoder made of attention or recurrent layers; choose another model"
         )
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_keys_that_the_cells_have_no_room_for_are_refused_before_they_are_written(backend: str) -> None:
+    """The model attends with two heads of keys, and its configuration says one."""
+    model = families.build_model("llama")
+    model.config.num_key_value_heads = 1
+    with pytest.raises(SpecdecError, match=r"layer 0 .* 2 heads of 8 numbers and .*; its cells have 1 heads of 8 num"):
+        ArenaModel(model, registry().backend(backend))
+    arena = Arena([LayerShape(1, 4, None)], rows=1, max_length=8, max_window=2, dtype=torch.float32, device=CPU)
+    window = Window.chain(torch.tensor([1]), torch.tensor([[2]]), torch.tensor([1]))
+    plan = arena.plan(window, registry().backend(backend), slice(0, 1), 0)
+    fits, wide = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 5)
+    for keys, values in ((wide, wide), (fits, wide), (wide, fits)):
+        with pytest.raises(SpecdecError, match="1 heads of 5 numbers.*its cells have 1 heads of 4 numbers"):
+            plan.attend(0, fits, keys, values, 1.0, None)
+    assert not any(cells.any() for cells in (*arena.keys, *arena.values))
 
 
 def test_a_model_that_was_cut_has_its_part_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:

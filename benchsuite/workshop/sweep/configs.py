@@ -102,6 +102,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "longcat_flash": {"head_dim": 4},
     "mamba2": {"head_dim": 16},
     "ministral": {"head_dim": 8},
     "moshi": {"audio_vocab_size": VOCABULARY},
