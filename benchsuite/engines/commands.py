@@ -1,4 +1,4 @@
-"""``python -m benchsuite engines set-up|serve|bench|record`` and ``python -m benchsuite guests``."""
+"""``python -m benchsuite engines set-up|serve|bench|record|acceptance`` and ``python -m benchsuite guests``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,22 @@ def add_engines(commands: Any) -> Any:
     recorded.add_argument("--into", type=Path, required=True, metavar="FILE", help="to be made; .gz compresses it")
     recorded.add_argument("--note", action="append", default=[], metavar="NAME=TEXT", help="kept beside the answers")
     recorded.set_defaults(run=_record)
+    _add_acceptance(parts)
     return parts
+
+
+def _add_acceptance(parts: Any) -> None:
+    """Add the command that tests a server's chosen acceptance."""
+    tested = parts.add_parser("acceptance", help="whether a running server accepts as it was told to (vLLM: synthetic)")
+    tested.add_argument("url", help="its address: http://127.0.0.1:8000, with #model if it has several")
+    tested.add_argument("--k", required=True, help="proposals of a step")
+    chosen = tested.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--length", help="mean tokens of a step, of least variance: 2.6")
+    chosen.add_argument("--rate", help="of each proposal, given those before it: 0.7")
+    chosen.add_argument("--rates", help="the same for each position: 0.7-0.5-0.3")
+    chosen.add_argument("--histogram", help="probabilities of 0, 1, … K accepted: 0.3-0.35-0.245-0.105")
+    tested.add_argument("--steps", help="counted at least; default: enough for every fault that is listed")
+    tested.set_defaults(run=_acceptance)
 
 
 def add_guests(commands: Any) -> None:
@@ -143,6 +158,25 @@ def _record(given: argparse.Namespace) -> None:
     [endpoint] = parse_endpoints(f"recorded={given.url}")
     record_server(endpoint, given.into, dict(text.split("=", 1) for text in given.note))
     _say(str(given.into))
+
+
+def _acceptance(given: argparse.Namespace) -> None:
+    import asyncio
+
+    from benchsuite import values
+    from benchsuite.engines.acceptance import check_server, enough_steps
+    from specdec_plugins.endpoints.named import parse_endpoints
+    from specdec_plugins.schedule import schedule_of
+
+    rate, length = (None if text is None else values.number(text) for text in (given.rate, given.length))
+    k = values.whole_number(given.k, "--k")
+    schedule = schedule_of(k, rate, length, given.rates or "", given.histogram or "")
+    steps = enough_steps(schedule) if given.steps is None else values.whole_number(given.steps, "--steps")
+    [endpoint] = parse_endpoints(f"server={given.url}")
+    check = asyncio.run(check_server(endpoint, schedule, steps))
+    _say("\n".join(check.lines))
+    if check.failure:
+        raise SpecdecError(f"{given.url} does not accept as asked, see above")
 
 
 def _say(line: str) -> None:

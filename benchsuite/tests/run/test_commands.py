@@ -48,6 +48,8 @@ USAGE = {
     "engines head": "[--target TARGET] [--workload WORKLOAD] [--prompts PROMPTS] [--max-new-tokens MAX_NEW_TOKENS] "
     "[--k K] [--port PORT] [--into INTO] [--markdown FILE] head",
     "engines record": "--into FILE [--note NAME=TEXT] url",
+    "engines acceptance": "--k K (--length LENGTH | --rate RATE | --rates RATES | --histogram HISTOGRAM) "
+    "[--steps STEPS] url",
     "guests": "[--into INTO] [NAME ...]",
 }
 """What may be typed behind each command's name; scripts of users have it."""
