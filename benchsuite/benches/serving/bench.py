@@ -225,7 +225,7 @@ class ServingBench:
         plan = self.plan
         prompts = [(place, plan.prompts[place][0]) for place in plan.places(load)]
         in_turn = len({endpoint.url for endpoint in plan.endpoints}) < len(plan.endpoints)
-        return plan_blocks(self.names, prompts, load, plan.rounds, plan.seed, whole=in_turn)
+        return plan_blocks(self.names, prompts, load, plan.rounds, plan.seed, len(prompts) if in_turn else None)
 
     def _block(self, load: Traffic, block: BlockPlan, blocks: list[ServedBlock]) -> None:
         endpoint = next(one for one in self.plan.endpoints if block.endpoint in (one.name, one.name + AGAIN))
@@ -318,7 +318,7 @@ class ServingBench:
                                 {"prompts": list(one.prompts), **{word: getattr(one.said, word) for word in COUNTS}}
                                 for one in block.counts
                             ],
-                            "sent": [_sent(one) for one in block.sent],
+                            "sent": [sent_json(one) for one in block.sent],
                         }
                         for block in blocks
                     ],
@@ -334,7 +334,8 @@ def _with_length(one: Sent, lengths: Mapping[str, int]) -> Sent:
     return replace(one, reply=replace(one.reply, completion_tokens=lengths.get(one.reply.text)))
 
 
-def _sent(one: Sent) -> dict[str, Any]:
+def sent_json(one: Sent) -> dict[str, Any]:
+    """Return one request and what came of it, as JSON has it."""
     reply = one.reply
     found: dict[str, Any] = {"prompt": one.prompt, "sent_s": one.sent_s, "ended_s": one.ended_s, "late_s": one.late_s}
     if reply is None:

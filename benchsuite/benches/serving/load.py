@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
 
 from benchsuite.benches.serving.self_reported import GroupCounts
@@ -46,6 +47,15 @@ def loads_of(concurrency: Sequence[int], rates: Sequence[float]) -> list[Traffic
     if not found:
         raise SpecdecError("neither --specdec-concurrency nor --specdec-rate is given; expected one, as in 1,4")
     return list(dict.fromkeys(found))
+
+
+def due_times(count: int, rate: float, seed: int) -> list[float]:
+    """Return the seconds at which so many requests are due, ``rate`` a second: the first at 0, with exponential gaps.
+
+    Example: ``due_times(3, 2.0, seed=0)`` are the same three times whoever is asked.
+    """
+    dice = random.Random(seed)
+    return list(accumulate((dice.expovariate(rate) for _ in range(count - 1)), initial=0.0))[:count]
 
 
 @dataclass(frozen=True)
@@ -124,9 +134,8 @@ async def send(
         await asyncio.gather(*(worker() for _ in range(min(load.concurrency, len(asks)))))
         return
     assert load.rate
-    dice, due, tasks = random.Random(seed), 0.0, []
-    for prompt, ask in asks:
+    tasks = []
+    for (prompt, ask), due in zip(asks, due_times(len(asks), load.rate, seed), strict=True):
         await asyncio.sleep(max(0.0, due - (time.perf_counter() - start)))
         tasks.append(asyncio.create_task(one(prompt, ask, due)))
-        due += dice.expovariate(load.rate)
     await asyncio.gather(*tasks)

@@ -54,17 +54,17 @@ def plan_blocks(
     load: Traffic,
     rounds: int,
     seed: int,
-    whole: bool = False,
+    size: int | None = None,
 ) -> Iterator[BlockPlan]:
     """Yield the blocks in which endpoints of these names get all prompts in each round.
 
     ``prompts``: the place of each, and its workload. Groups are the same in each round, of as many workloads as they
     can, and come in random order; so do the prompts of a group, in one order for all endpoints of a round. The order of
-    endpoints is random for each group, and reversed in every second round. ``whole``: a round is one group, for servers
-    that must be started before they are asked.
+    endpoints is random for each group, and reversed in every second round. ``size``: how many prompts a group has, if
+    not as many as ``group_size`` says: all of them for servers that must be started before they are asked.
     """
     dice = random.Random(seed)
-    groups = _groups(prompts, len(prompts) if whole else group_size(load, len(prompts)), dice)
+    groups = _groups(prompts, size or group_size(load, len(prompts)), dice)
     orders = {number: list(names) for number in range(len(groups))}
     for turn in range(rounds):
         for number in dice.sample(range(len(groups)), len(groups)):

@@ -25,7 +25,8 @@ THREE = ("plain", "plain again", "spec")
 def blocks_under(
     load: Traffic, workloads: list[str], rounds: int = 1, seed: int = 0, whole: bool = False
 ) -> list[BlockPlan]:
-    return list(plan_blocks(THREE, list(enumerate(workloads)), load, rounds, seed, whole))
+    size = len(workloads) if whole else None
+    return list(plan_blocks(THREE, list(enumerate(workloads)), load, rounds, seed, size))
 
 
 @given(
