@@ -152,7 +152,7 @@ OPTIONS = (
     Option(
         "rate",
         "",
-        "requests a second sent to a server, at random times: 0.5,2",
+        "requests a second, at random times, sent to a server or with -m load to the engine: 0.5,2",
         many=True,
         read=values.above_zero,
     ),
@@ -211,7 +211,7 @@ OPTIONS = (
     Option(
         "batch",
         "1",
-        "rows that decode together",
+        "rows that decode together; with -m load, requests at once",
         many=True,
         read=values.wholes(1),
     ),

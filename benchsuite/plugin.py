@@ -14,6 +14,7 @@ from benchsuite.report.replay import replay
 from benchsuite.run.decoding import DecodingPlugin
 from benchsuite.run.devices import DevicePlugin
 from benchsuite.run.kernels import KernelPlugin
+from benchsuite.run.load import LoadPlugin
 from benchsuite.run.request import read_request
 from benchsuite.run.serving import ServingPlugin
 from benchsuite.run.shards import ShardPlugin
@@ -23,6 +24,7 @@ from specdec.unpackaged import add_plugin_source
 if TYPE_CHECKING:
     from benchsuite.benches.decoding.bench import DecodingBench
     from benchsuite.benches.kernels.timing import KernelBench
+    from benchsuite.benches.load.bench import LoadBench
     from benchsuite.benches.serving.certificate import Certificate
     from benchsuite.benches.serving.figures import EndpointFigures
     from benchsuite.measure.rows import Row
@@ -34,6 +36,7 @@ MARKERS = (
     "gpu: needs a GPU of either kind",
     "kernels: times the kernels and the key/value arena; run it alone, `-m kernels`",
     "decoding: measures decoding as users run it: processors, queues, log-probabilities; run it alone, `-m decoding`",
+    "load: measures strategies with many requests at once or at random times; run it alone, `-m load`",
     "serving: measures the servers of --specdec-endpoint; run it alone, `-m serving`",
     "families: each type of causal model that transformers builds, tiny, over the arena (docs/families.md)",
     "museum: known bugs, each put into our code and found by the layer that is there for it",
@@ -44,7 +47,8 @@ MARKERS = (
 
 COMPARISON, DEVICES, KERNELS, GATE = "specdec-comparison", "specdec-devices", "specdec-kernels", "specdec-gate"
 SERVED_GATE = "specdec-gate-servers"
-DECODING, SHARDS, RANKS, SERVING = "specdec-decoding", "specdec-shards", "specdec-ranks", "specdec-serving"
+DECODING, LOAD, SERVING = "specdec-decoding", "specdec-load", "specdec-serving"
+SHARDS, RANKS = "specdec-shards", "specdec-ranks"
 """The names under which the plugin's objects are registered."""
 
 NEAR = 0.87
@@ -86,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
         register(comparison, COMPARISON)
         register(KernelPlugin(config, request), KERNELS)
         register(DecodingPlugin(config, request), DECODING)
+        register(LoadPlugin(config, request), LOAD)
         serving = ServingPlugin(config, request)
         register(serving, SERVING)
         if request.gate:  # which refuses pytest-xdist before a worker begins
@@ -163,6 +168,18 @@ def specdec_decoding(request: pytest.FixtureRequest) -> DecodingBench:
     """
     plugin: Any = request.config.pluginmanager.get_plugin(DECODING)
     bench: DecodingBench = plugin.bench(request.param)
+    return bench
+
+
+@pytest.fixture(scope="session")
+def specdec_load(request: pytest.FixtureRequest) -> LoadBench:
+    """Strategies under load on one target: see ``benchsuite.benches.load.bench.LoadBench``.
+
+    A test that requests it gets one item for each ``--specdec-target`` and, as ``load``, for each load of
+    ``--specdec-batch`` and ``--specdec-rate``.
+    """
+    plugin: Any = request.config.pluginmanager.get_plugin(LOAD)
+    bench: LoadBench = plugin.bench(request.param)
     return bench
 
 

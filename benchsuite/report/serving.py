@@ -41,17 +41,23 @@ NO_INTERVAL = (
 """What is said where speeds have no interval."""
 
 SPEEDS = ["endpoint", "ok", "speed", "interval", "decoding", "tok/s", "req/s", "goodput"]
-REQUESTS = ["endpoint", *(part for name in ("TTFT", "TPOT", "e2e") for part in (f"{name} 50", "90", "99"))]
-PIECES = ["endpoint", *(part for name in ("gap", "token") for part in (f"{name} 50", "90", "99"))]
+REQUESTS = [part for name in ("TTFT", "TPOT", "e2e") for part in (f"{name} 50", "90", "99")]
+PIECES = [part for name in ("gap", "token") for part in (f"{name} 50", "90", "99")]
 
 
 def serving_tables(rows: Sequence[EndpointFigures]) -> list[Table]:
     """Tables with a line for each endpoint: speeds; latencies of requests and of pieces, in milliseconds."""
-    requests = [[row.endpoint, *map(_ms, (*row.ttft_ms, *row.tpot_ms, *row.e2e_ms))] for row in rows]
-    pieces = [[row.endpoint, *map(_ms, (*row.piece_ms, *row.token_ms))] for row in rows]
     again = next((row for row in rows if row.endpoint.endswith(AGAIN)), None)
     speeds = [_speeds(row, again, row is rows[0]) for row in rows]
-    return [Table(SPEEDS, speeds), Table(REQUESTS, requests), Table(PIECES, pieces)]
+    return [Table(SPEEDS, speeds), *latency_tables(rows, "endpoint")]
+
+
+def latency_tables(rows: Sequence[EndpointFigures], what: str) -> list[Table]:
+    """Tables of latencies, in milliseconds, with a line for each row: of requests, and of pieces. ``what``: the header
+    of the rows' names."""
+    requests = [[row.endpoint, *map(_ms, (*row.ttft_ms, *row.tpot_ms, *row.e2e_ms))] for row in rows]
+    pieces = [[row.endpoint, *map(_ms, (*row.piece_ms, *row.token_ms))] for row in rows]
+    return [Table([what, *REQUESTS], requests), Table([what, *PIECES], pieces)]
 
 
 def _ms(value: float | None) -> str:

@@ -33,6 +33,7 @@ ALONE = {
 ELSEWHERE = {
     "specdec_kernels": "pytest -m kernels",
     "specdec_decoding": "pytest -m decoding",
+    "specdec_load": "pytest -m load",
     "specdec_served": "pytest -m serving",
     "specdec_certificates": "pytest -m serving",
 }

@@ -29,8 +29,8 @@ class TargetPlugin(ABC, Generic[B]):
 
     fixture: ClassVar[str]
     title: ClassVar[str]
-    rows: ClassVar[int] = 1
-    max_length: ClassVar[int] = 4096
+    rows: int = 1
+    max_length: int = 4096
 
     def __init__(self, config: pytest.Config, request: RunRequest) -> None:
         self.config, self.request = config, request

@@ -380,6 +380,7 @@ PARTS = {
     "kernels": "KernelPlugin",
     "gate": "GatePlugin",
     "decoding": "DecodingPlugin",
+    "load": "LoadPlugin",
     "shards": "ShardPlugin",
     "ranks": "RankedPlugin",
     "serving": "ServingPlugin",
@@ -396,4 +397,5 @@ def test_the_parts_of_the_plugin_are_registered_by_their_names_and_the_gate_wher
     found = {name: type(part).__name__ for name, part in parts.items() if part is not None}
     assert found == {name: kind for name, kind in PARTS.items() if gated or name != "gate"}
     marked = {line.partition(":")[0].partition("(")[0] for line in config.getini("markers")}
-    assert marked >= {"cuda", "mps", "gpu", "kernels", "decoding", "serving", "museum", "gate", "fake_gpu", "slow"}
+    jobs = {"kernels", "decoding", "load", "serving"}
+    assert marked >= {"cuda", "mps", "gpu", "museum", "gate", "fake_gpu", "slow", *jobs}

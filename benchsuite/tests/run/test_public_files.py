@@ -28,6 +28,10 @@ JOBS: dict[str, tuple[str, ...]] = {
     ),
     "kernels": ("-m", "kernels", *TINY),
     "decoding": ("-m", "decoding", *TINY),
+    "load": (
+        *("-m", "load", *TINY, *SHORT, "--specdec-arm", "ngram", "--specdec-workload", "chat,code_editing"),
+        *("--specdec-batch", "1,2", "--specdec-rate", "50", "--specdec-slo", "ttft=1"),
+    ),
     "serving": ("-m", "serving", *SHORT, "--specdec-workload", "chat", "--specdec-concurrency", "1,2"),
 }
 """Tiny runs on the CPU, by what follows ``benchsuite.test_`` in their module's name."""

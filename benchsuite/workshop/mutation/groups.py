@@ -36,6 +36,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "report": ("benchsuite/report/*.py",),
     "serving": ("benchsuite/benches/serving/*.py", "benchsuite/benches/*.py", "benchsuite/engines/*.py"),
     "decoding": ("benchsuite/benches/decoding/*.py",),
+    "load": ("benchsuite/benches/load/*.py",),
     "timing": ("benchsuite/benches/kernels/*.py",),
     "kept": tuple(f"benchsuite/{room}/*.py" for room in ("store", "machine", "compare", "foreign")),
 }
@@ -52,7 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "run": ("run",),
     "predict": ("predict",),
     "report": ("report",),
-    "benches": ("serving", "decoding", "timing"),
+    "benches": ("serving", "decoding", "load", "timing"),
     "store, machine, compare, foreign": ("kept",),
 }
 """The folders of the project, and the groups of each: what is drawn evenly from groups is counted by room as well."""

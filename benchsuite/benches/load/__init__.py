@@ -1,0 +1,1 @@
+"""Strategies of the engine under load: many requests at once, or at random times (docs/load.md)."""

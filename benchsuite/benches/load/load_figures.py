@@ -1,0 +1,135 @@
+"""Figures of strategies under one load: those of servers, the busy part of closed blocks, and ratios to plain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import fmean
+
+from benchsuite.benches.load.busy import busy_part
+from benchsuite.benches.load.served_queue import TOKEN_IDS
+from benchsuite.benches.serving.figures import EndpointFigures, Slo, endpoint_figures
+from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic
+from benchsuite.benches.serving.speed import PairedLog, mean_of_groups
+from benchsuite.measure.interval import FEWEST, NONE, Estimate, LogMean, student
+
+GROUPS = "Student's t over groups of prompts"
+REPEATS = "Student's t over rounds of the same prompts"
+
+
+@dataclass(frozen=True)
+class LoadFigures:
+    """One arm under one load.
+
+    ``served``: latencies, throughput and goodput, as of a server. ``busy_per_s`` and ``tail_per_s``: tokens a second
+    of a closed load while as many requests run as it has, and after that; ``tail``: the share of its time that the tail
+    is. ``log``: the mean log of its ratio to plain, block by block, None of too few blocks for an error; ``ratio``: the
+    same as a ratio with its interval. Of a closed load it is the ratio of ``busy_per_s``; of a rate, that of seconds
+    per token from when a request was due to its end. ``equal``: outputs that are plain's, token by token, of ``of``.
+    """
+
+    arm: str
+    served: EndpointFigures
+    busy_per_s: float | None
+    tail_per_s: float | None
+    tail: float | None
+    log: LogMean | None
+    ratio: Estimate | None
+    equal: int
+    of: int
+
+
+def load_figures(
+    blocks: Sequence[ServedBlock], names: Sequence[str], workloads: Sequence[str], load: Traffic, slo: Slo | None
+) -> list[LoadFigures]:
+    """Return the figures of every arm in ``names``, of which the first is plain; ``workloads``: that of each prompt."""
+    served = endpoint_figures(blocks, names, workloads, slo)
+    by_arm = {name: [block for block in blocks if block.endpoint == name] for name in names}
+    base = by_arm[names[0]]
+    return [_figures(one, by_arm[one.endpoint], base, load) for one in served]
+
+
+def _figures(
+    served: EndpointFigures, mine: Sequence[ServedBlock], base: Sequence[ServedBlock], load: Traffic
+) -> LoadFigures:
+    logs = block_logs(mine, base, load)
+    busy = tail = share = None
+    if load.concurrency and mine:
+        parts = [busy_part(block, load.concurrency) for block in mine]
+        busy_s, tail_s = sum(part.busy_s for part in parts), sum(part.tail_s for part in parts)
+        busy = sum(part.busy_tokens for part in parts) / busy_s if busy_s else None
+        tail = sum(part.tail_tokens for part in parts) / tail_s if tail_s else None
+        share = tail_s / (busy_s + tail_s) if busy_s + tail_s else None
+    pairs = list(_outputs(mine, base))
+    equal = sum(ours == its for ours, its in pairs)
+    return LoadFigures(
+        served.endpoint, served, busy, tail, share, mean_of_groups(logs), ratio_of(logs), equal, len(pairs)
+    )
+
+
+def _outputs(mine: Sequence[ServedBlock], base: Sequence[ServedBlock]) -> list[tuple[list[int], list[int]]]:
+    """The token ids of both answers to each prompt of a round."""
+    theirs = token_ids_of(base)
+    return [(ids, theirs[key]) for key, ids in token_ids_of(mine).items() if key in theirs]
+
+
+def token_ids_of(blocks: Sequence[ServedBlock]) -> dict[tuple[int, int], list[int]]:
+    """Return the token ids of every answer, by its round and the place of its prompt."""
+    return {(block.round, one.prompt): one.reply.body[TOKEN_IDS] for block in blocks for one in block.sent if one.reply}
+
+
+def block_logs(mine: Sequence[ServedBlock], base: Sequence[ServedBlock], load: Traffic) -> list[PairedLog]:
+    """Return the log of how many times as fast each block was as plain's of the same prompts in the same round."""
+    theirs = {(block.group, block.round): block for block in base}
+    found = []
+    for block in mine:
+        other = theirs.get((block.group, block.round))
+        if other is None:
+            continue
+        ours, its = _slowness(block, load), _slowness(other, load)
+        if ours is not None and its is not None:
+            found.append(PairedLog("", block.group, block.group, block.round, its - ours))
+    return found
+
+
+def _slowness(block: ServedBlock, load: Traffic) -> float | None:
+    """The log of what a block costs: seconds per token of its busy part, or of its requests from when they were due."""
+    if load.concurrency:
+        part = busy_part(block, load.concurrency)
+        return log(part.busy_s / part.busy_tokens) if part.busy_tokens and part.busy_s > 0 else None
+    each = [_due_to_end(one) for one in block.sent]
+    known = [log(seconds) for seconds in each if seconds]
+    return fmean(known) if known else None
+
+
+def _due_to_end(one: Sent) -> float | None:
+    """Seconds per token of a request, waiting included."""
+    counted = one.reply.counted if one.reply else None
+    return (one.reply.seconds + one.late_s) / counted if one.reply and counted else None
+
+
+def ratio_of(logs: Sequence[PairedLog]) -> Estimate | None:
+    """Return the geometric mean of the ratios of blocks; see ``speed.mean_of_groups`` for what its units are.
+
+    From ``FEWEST`` groups on they are the units, and the interval is about further prompts like these. Of fewer groups
+    the rounds are, and it is about repeats with the same prompts.
+    """
+    if not logs:
+        return None
+    groups, found = {one.group for one in logs}, mean_of_groups(logs)
+    if found is None:
+        middle = fmean(fmean(one.log for one in logs if one.group == group) for group in groups)
+        return Estimate(exp(middle), None, None, len(groups), NONE)
+    half = student(0.95, found.degrees) * found.error
+    method = GROUPS if len(groups) >= FEWEST else REPEATS
+    return Estimate(exp(found.mean), exp(found.mean - half), exp(found.mean + half), found.units, method)
+
+
+def curves(points: Mapping[Traffic, Sequence[LoadFigures]], arm: str) -> dict[str, list[tuple[float, LoadFigures]]]:
+    """Return an arm's figures along the loads, each kind of load a curve by its unit, in the order of rising loads."""
+    found: dict[str, list[tuple[float, LoadFigures]]] = {}
+    for load, rows in points.items():
+        unit = "at once" if load.concurrency else "a second"
+        found.setdefault(unit, []).extend((load.concurrency or load.rate or 0.0, row) for row in rows if row.arm == arm)
+    return {unit: sorted(some, key=lambda point: point[0]) for unit, some in found.items()}

@@ -1,0 +1,280 @@
+"""Strategies under load, live over the tiny model: what runs at once, outputs, figures made anew from the JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import pytest
+import torch
+
+from benchsuite.benches.load.bench import LoadBench, LoadPlan
+from benchsuite.benches.load.equal_outputs import compare_greedy
+from benchsuite.benches.load.served_queue import TOKEN_IDS, ServedQueue
+from benchsuite.benches.serving.figures import Slo
+from benchsuite.benches.serving.load import Sent, Traffic, due_times
+from benchsuite.benches.serving.turns import BlockPlan
+from benchsuite.judge.ties import Judge
+from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.workloads import load_workload
+from benchsuite.report.load import load_document, load_table, on_curve, write_load
+from benchsuite.report.renderers import terminal
+from benchsuite.run.load import LoadPlugin
+from benchsuite.tests.rig import Make, requested
+from specdec import Request, SamplingParams, SpecdecError, catalog
+
+PROMPTS = {0: (5, 6, 7), 1: (9, 8, 7, 6), 2: (11, 12), 3: (5, 5, 5, 5, 5), 4: (40, 41), 5: (1, 2, 3)}
+SHORT = SamplingParams(max_new_tokens=5)
+
+
+def running_at_most(sent: Sequence[Sent]) -> int:
+    """The most requests that ran at one moment; one that ends makes room at once."""
+    moments = sorted([(one.ended_s, -1) for one in sent] + [(one.sent_s, 1) for one in sent])
+    running = most = 0
+    for _, change in moments:
+        running += change
+        most = max(most, running)
+    return most
+
+
+@pytest.mark.parametrize("draft", [None, "ngram"])
+def test_a_queue_serves_every_request_once_with_the_output_of_one_alone(draft: str | None, assemble: Make) -> None:
+    """Two at once, then at times of their own; the second block has new numbers in the same run of the engine."""
+    assembly = assemble(max_rows=2)
+    queue = ServedQueue(assembly.engine(draft, max_rows=2), PROMPTS, SHORT)
+    closed = queue.block(BlockPlan("it", 0, 0, tuple(PROMPTS), 1), Traffic(concurrency=2))
+    opened = queue.block(BlockPlan("it", 1, 3, (4, 0, 2), 1), Traffic(rate=300.0))
+    assert (closed.endpoint, closed.round, closed.group, opened.round, opened.group) == ("it", 0, 0, 1, 3)
+    assert sorted(one.prompt for one in closed.sent) == sorted(PROMPTS)
+    assert sorted(one.prompt for one in opened.sent) == [0, 2, 4]
+    assert running_at_most(closed.sent) == 2
+    for one in (*closed.sent, *opened.sent):
+        reply = one.reply
+        assert reply is not None
+        assert tuple(reply.body[TOKEN_IDS]) == assembly.plain(Request(0, PROMPTS[one.prompt], SHORT))
+        assert reply.counted == sum(chunk.tokens or 0 for chunk in reply.chunks) == 5
+        assert one.ended_s == one.sent_s + reply.seconds
+        assert 0 < reply.chunks[0].seconds <= reply.chunks[-1].seconds == reply.seconds
+        assert reply.prompt_tokens == len(PROMPTS[one.prompt])
+    assert [one.late_s for one in closed.sent] == [0.0] * 6
+    due = dict(zip((4, 0, 2), due_times(3, 300.0, 1), strict=True))
+    for one in opened.sent:
+        assert one.sent_s - one.late_s == pytest.approx(due[one.prompt])
+        assert one.late_s >= 0
+    steps = [len(engine.stats.steps) for engine in [queue.engine]]
+    assert steps[0] >= 15, "one run for both blocks"
+
+
+def test_times_between_arrivals_are_waited_for(assemble: Make) -> None:
+    """At a rate whose first gap is 60 ms nothing else is done meanwhile: the second request is not late by a step."""
+    queue = ServedQueue(assemble().engine(None, max_rows=2), PROMPTS, replace(SHORT, max_new_tokens=1))
+    rate = due_times(2, 1.0, 7)[1] / 0.06
+    block = queue.block(BlockPlan("it", 0, 0, (0, 1), 7), Traffic(rate=rate))
+    first, second = sorted(block.sent, key=lambda one: one.sent_s)
+    assert second.sent_s >= 0.06
+    assert first.ended_s < second.sent_s
+
+
+class KnownLogits:
+    """A judge whose model's logits are always these."""
+
+    bound = 0.5
+
+    def __init__(self, *logits: float) -> None:
+        self._logits = torch.tensor(logits)
+
+    def logits(self, prefix: Sequence[int]) -> torch.Tensor:
+        return self._logits
+
+
+@pytest.mark.parametrize(
+    ("plain", "other", "index", "tie"),
+    [((0, 1, 2), (0, 2, 2), 1, True), ((0, 1), (0, 0), 1, False), ((0, 1), (0,), 1, False), ((0,), (0, 2), 1, False)],
+)
+def test_an_output_is_plains_or_parts_from_it_at_a_tie(
+    plain: tuple[int, ...], other: tuple[int, ...], index: int, tie: bool
+) -> None:
+    """By logits 1.5, 3.0 and 2.01 with a bound of 0.5: tokens 1 and 2 may be swapped, 0 is 1.5 below the largest."""
+    judge: Any = KnownLogits(1.5, 3.0, 2.01)
+    assert compare_greedy(judge, 7, (3,), plain, plain) is None
+    found = compare_greedy(judge, 7, (3,), plain, other)
+    assert found is not None
+    assert (found.prompt, found.index, found.tie) == (7, index, tie)
+    assert str(found).startswith("tie: prompt 7" if tie else "BUG: prompt 7")
+
+
+def test_a_changed_token_is_a_bug_by_the_models_own_logits(assemble: Make) -> None:
+    assembly = assemble()
+    prompt = (5, 6, 7)
+    output = assembly.plain(Request(0, prompt, SHORT))
+    found = compare_greedy(Judge(assembly.target, prompt), 0, prompt, output, (*output[:2], output[2] ^ 1, *output[3:]))
+    assert found is not None
+    assert (found.index, found.tie) == (2, False)
+
+
+SETTING = Setting("tiny", "auto", "cpu", "auto", 1, "chat")
+ARMS = [Arm(SETTING), Arm(SETTING, again=True), Arm(SETTING, "ngram", k=2), Arm(SETTING, "ngram", k=4)]
+NAMES = ["plain", "plain again", "ngram/match/fixed/2", "ngram/match/fixed/4"]
+
+
+def load_plan(*loads: Traffic, **more: Any) -> LoadPlan:
+    texts = tuple(load_workload(name).first(4) for name in ("chat", "code_editing"))
+    return LoadPlan(loads, texts, **{"max_new_tokens": 6, "rows": 2, "slo": Slo(ttft=0.5, e2e=60.0), **more})
+
+
+@pytest.fixture(scope="module")
+def live_loads() -> LoadBench:
+    """A short run over the tiny model: one and two requests at once, and arrivals."""
+    from benchsuite.conformance.models.tiny import registry
+    from specdec.model import ArenaModel
+
+    loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
+    plan = load_plan(Traffic(concurrency=1), Traffic(concurrency=2), Traffic(rate=60.0), rounds=1)
+    bench = LoadBench("tiny", loaded, ArenaModel(loaded.model, registry().backend()), ARMS, plan)
+    for load in plan.loads:
+        assert [row.arm for row in bench.measure(load)] == NAMES
+        assert bench.wrong(load) == {}
+    return bench
+
+
+def test_figures_are_those_of_the_records(live_loads: LoadBench) -> None:
+    """From the JSON alone, by other formulas than the code's; the first arm is what ratios are over."""
+    for one in json.loads(json.dumps(live_loads.as_json()))["loads"]:
+        at_once, by_arm = one["load"]["concurrency"], dict[str, dict[int, float]]()
+        for row in one["figures"]:
+            blocks = [block for block in one["blocks"] if block["arm"] == row["arm"]]
+            sent = [request for block in blocks for request in block["sent"]]
+            served, ends = row["served"], [max(s["ended_s"] for s in block["sent"]) for block in blocks]
+            spans = [end - min(s["sent_s"] for s in b["sent"]) for end, b in zip(ends, blocks, strict=True)]
+            tokens = [sum(count for _, _, count in request["chunks"]) for request in sent]
+            assert tokens == [request["usage"][1] for request in sent]
+            assert served["tokens_per_s"] == pytest.approx(sum(tokens) / sum(spans))
+            first = [request["chunks"][0][0] + request["late_s"] for request in sent]
+            assert served["ttft_ms"][0] == pytest.approx(1e3 * median(first))
+            last = [request["chunks"][-1][0] + request["late_s"] for request in sent]
+            assert served["e2e_ms"][0] == pytest.approx(1e3 * median(last))
+            each = [
+                (r["chunks"][-1][0] - r["chunks"][0][0]) / sum(count for _, _, count in r["chunks"][1:])
+                for r in sent
+                if len(r["chunks"]) > 1
+            ]
+            assert served["tpot_ms"][0] == pytest.approx(1e3 * median(each))
+            kept = sum(a <= 0.5 and b <= 60.0 for a, b in zip(first, last, strict=True)) - served["looping"]
+            assert served["goodput"][1] * len(sent) >= kept - 1e-9
+            by_arm[row["arm"]] = {
+                block["group"]: busy_speed(block, at_once) if at_once else due_speed(block) for block in blocks
+            }
+            plain = by_arm["plain"]
+            logs = [log(mine / plain[group]) for group, mine in by_arm[row["arm"]].items()]
+            assert row["ratio"]["ratio"] == pytest.approx(exp(fmean(logs)))
+            assert (row["equal"], row["of"]) == (len(sent), len(sent))
+
+
+def busy_speed(block: dict[str, Any], at_once: int) -> float:
+    """Tokens a second until so many have ended that, with ``at_once`` more, they are all there were."""
+    sent = block["sent"]
+    ends = sorted(s["ended_s"] for s in sent)
+    full = next(end for count, end in enumerate(ends, 1) if count + at_once > len(sent))
+    tokens: int = sum(count for s in sent for at, _, count in s["chunks"] if s["sent_s"] + at <= full)
+    return tokens / float(full - min(s["sent_s"] for s in sent))
+
+
+def due_speed(block: dict[str, Any]) -> float:
+    """The geometric mean of tokens per second from due to end."""
+    return exp(fmean(log(s["usage"][1] / (s["seconds"] + s["late_s"])) for s in block["sent"]))
+
+
+def test_plain_and_arms_alternate_over_equal_blocks(live_loads: LoadBench) -> None:
+    """Each group goes to all arms before the next one, with the same prompts and arrivals."""
+    for load, blocks in live_loads.blocks.items():
+        for at in range(0, len(blocks), 4):
+            some = blocks[at : at + 4]
+            assert sorted(block.endpoint for block in some) == sorted(NAMES)
+            assert len({block.group for block in some}) == 1
+            assert len({frozenset(one.prompt for one in block.sent) for block in some}) == 1
+            if load.concurrency:
+                assert all(running_at_most(block.sent) <= load.concurrency for block in some)
+
+
+def test_the_report_has_curves_first_then_a_section_for_each_load(live_loads: LoadBench, tmp_path: Path) -> None:
+    shown = "\n".join(terminal(load_document(live_loads, ["a card"])))
+    titles = ["Ratio to plain, requests at once", "Ratio to plain, requests a second", "1 at once, ", "60 a second, "]
+    places = [shown.index(title) for title in titles]
+    assert places == sorted(places)
+    assert shown.startswith("Load\n\na card")
+    folder = write_load(tmp_path, live_loads, ["a card"], complete=True)
+    assert {file.name for file in folder.iterdir()} == {"load.json", "load.md", "load.html", "MANIFEST.json"}
+    page = (folder / "load.html").read_text()
+    assert all(f"Latency against throughput, requests {unit}" in page for unit in ("at once", "a second"))
+
+
+def test_a_point_on_a_curve_lies_between_its_loads_by_the_log() -> None:
+    points = [(1, 0.0, 1.0), (4, 2.0, 3.0), (16, 2.0, 5.0)]
+    assert [on_curve(points, at) for at in (1, 2, 4, 8, 16, 99)] == [
+        *((0.0, 1.0), (1.0, 2.0), (2.0, 3.0)),
+        *((2.0, 4.0), (2.0, 5.0), (2.0, 5.0)),
+    ]
+
+
+def test_an_output_that_is_not_plains_is_named(live_loads: LoadBench) -> None:
+    """One token of one answer is changed: a line says which, unless the arm's policy promises no equal output."""
+    load, name = Traffic(concurrency=2), NAMES[2]
+    blocks = live_loads.blocks[load]
+    place = next(n for n, block in enumerate(blocks) if block.endpoint == name)
+    one = blocks[place].sent[0]
+    assert one.reply is not None
+    ids = [one.reply.body[TOKEN_IDS][0] ^ 1, *one.reply.body[TOKEN_IDS][1:]]
+    changed = replace(one, reply=replace(one.reply, body={TOKEN_IDS: ids}))
+    try:
+        live_loads.blocks[load] = [*blocks]
+        live_loads.blocks[load][place] = replace(blocks[place], sent=(changed, *blocks[place].sent[1:]))
+        [[line]] = live_loads.wrong(load).values()
+        assert line.startswith(f"{name}: BUG: prompt {one.prompt}, output token 0: plain ")
+        row = live_loads.figures(load)[2]
+        assert load_table(live_loads.figures(load), live_loads.wrong(load)).cells[2][5].text.endswith("x!")
+        assert row.of - row.equal == 1
+        assert line in "\n".join(load_document(live_loads, []).sections[4].parts[-1].lines)  # type: ignore[union-attr]
+        live_loads.exact[name] = False
+        assert live_loads.wrong(load) == {}
+    finally:
+        live_loads.blocks[load], live_loads.exact[name] = blocks, True
+
+
+def test_loads_have_blocks_of_twice_as_many_requests_and_as_many_blocks_as_an_interval_needs(
+    live_loads: LoadBench,
+) -> None:
+    one, two, rate = live_loads.plan.loads
+    assert [live_loads.size(load) for load in (one, two, rate)] == [2, 4, 1]
+    assert [len(live_loads.places(load)) for load in (one, two, rate)] == [8, 8, 6]
+    planned_blocks = list(live_loads.planned(two))
+    assert len(planned_blocks) == 4 * 2
+    labels = [label for label, _ in live_loads.prompts]
+    assert labels == ["chat", "code_editing"] * 4, "of every workload in turn"
+
+
+def test_more_requests_at_once_than_prompts_are_refused() -> None:
+    loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
+    from benchsuite.conformance.models.tiny import registry
+    from specdec.model import ArenaModel
+
+    target = ArenaModel(loaded.model, registry().backend())
+    with pytest.raises(SpecdecError, match="9 at once takes as many different prompts, and there are 8: name more"):
+        LoadBench("tiny", loaded, target, ARMS, load_plan(Traffic(concurrency=9)))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"temperature": "0.5"}, "--specdec-temperature is '0.5'; under load outputs are greedy"),
+        ({"max_new_tokens": "4,8"}, "--specdec-max-new-tokens is '4,8'; under load all requests have one limit"),
+    ],
+)
+def test_what_a_load_cannot_be_of_is_refused_by_its_option(given: dict[str, str], said: str) -> None:
+    alone: Any = None
+    with pytest.raises(pytest.fail.Exception, match=f"^--specdec-target tiny: {said}"):
+        LoadPlugin(alone, requested(batch="1", **given)).bench("tiny")

@@ -1,0 +1,313 @@
+"""Figures under load: recomputed by another formula, and intervals that hold what was planted, however time drifts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from math import exp, log
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchsuite.benches.load.busy import busy_part
+from benchsuite.benches.load.crossover import Crossover, crossover
+from benchsuite.benches.load.load_figures import GROUPS, REPEATS, LoadFigures, block_logs, load_figures, ratio_of
+from benchsuite.benches.load.served_queue import TOKEN_IDS
+from benchsuite.benches.serving.figures import Slo
+from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic, due_times
+from benchsuite.benches.serving.speed import PairedLog, mean_of_groups
+from benchsuite.benches.serving.turns import BlockPlan, plan_blocks
+from benchsuite.measure.interval import FEWEST, Estimate, LogMean
+from benchsuite.report.load import latency_plot, load_curves_table
+from specdec_plugins.endpoints.replies import Chunk, Reply
+
+NAMES = ("plain", "plain again", "spec")
+
+
+def even_reply(place: int, seconds: float, tokens: int) -> Reply:
+    """So many tokens, evenly over the time."""
+    chunks = tuple(Chunk(seconds * ((n + 1) / tokens), "", 1) for n in range(tokens))
+    text = " ".join(f"{place}.{n}" for n in range(tokens))
+    return Reply(text, (), chunks, seconds, 3, tokens, "length", 1, {TOKEN_IDS: [place] * tokens})
+
+
+def made_up_block(plan: BlockPlan, load: Traffic, takes: Callable[[int], float]) -> ServedBlock:
+    """A block whose requests take ``takes(place)`` seconds each: of so many places, or as they are due."""
+    free, sent = [0.0] * (load.concurrency or 0), list[Sent]()
+    dues = due_times(len(plan.places), load.rate, plan.seed) if load.rate else [0.0] * len(plan.places)
+    for place, due in zip(plan.places, dues, strict=True):
+        begun = due if load.rate else free.pop(free.index(min(free)))
+        seconds = takes(place)
+        free.append(begun + seconds)
+        sent.append(Sent(place, begun, begun + seconds, even_reply(place, seconds, 4 + place % 5)))
+    return ServedBlock(plan.endpoint, plan.round, tuple(sent), plan.group)
+
+
+@given(
+    st.lists(st.floats(0.1, 9.0), min_size=1, max_size=20),
+    st.integers(1, 6),
+)
+def test_the_busy_part_ends_where_a_place_stays_empty(takes: list[float], at_once: int) -> None:
+    """By a sweep over the moments at which something begins or ends, counting what runs between them."""
+    at_once = min(at_once, len(takes))
+    plan = BlockPlan("plain", 0, 0, tuple(range(len(takes))), 0)
+    block = made_up_block(plan, Traffic(concurrency=at_once), takes.__getitem__)
+    moments = sorted({0.0, *(one.sent_s for one in block.sent), *(one.ended_s for one in block.sent)})
+    empty = next(at for at in moments if sum(one.sent_s <= at < one.ended_s for one in block.sent) < at_once)
+    arrived = [one.sent_s + chunk.seconds for one in block.sent if one.reply for chunk in one.reply.chunks]
+    part = busy_part(block, at_once)
+    assert (part.busy_s, part.busy_s + part.tail_s) == pytest.approx((empty, moments[-1]))
+    # A token that ends the busy part may be on either side by rounding.
+    assert sum(at < empty - 1e-9 for at in arrived) <= part.busy_tokens <= sum(at <= empty + 1e-9 for at in arrived)
+    assert part.busy_tokens + part.tail_tokens == len(arrived)
+
+
+def six_labels(prompts: int) -> list[str]:
+    return [f"workload {place % 6}" for place in range(prompts)]
+
+
+def drifting_blocks(
+    load: Traffic,
+    prompts: int,
+    rounds: int,
+    size: int | None,
+    speed: float = 1.0,
+    drift: float = 0.0,
+    noise: float = 0.05,
+    seed: int = 0,
+    odd: float = 1.0,
+) -> list[ServedBlock]:
+    """Blocks of plain, of itself once more and of an arm ``speed`` times as fast, on a machine whose pace drifts from
+    block to block as a random walk with steps of ``drift``; ``odd``: one request of the arm takes so many times as
+    long."""
+    dice, pace = random.Random(seed), 0.0
+    plans = plan_blocks(NAMES, list(enumerate(six_labels(prompts))), load, rounds, seed, size)
+    blocks, waits = [], True
+    for plan in plans:
+        pace += drift * dice.gauss(0, 1)
+        factor = exp(pace + dice.gauss(0, noise)) / (speed if plan.endpoint == "spec" else 1.0)
+        longest = plan.places[0] if waits and plan.endpoint == "spec" else None
+        waits = waits and plan.endpoint != "spec"
+
+        def takes(place: int, factor: float = factor, longest: int | None = longest) -> float:
+            return (4 + place % 5) * factor * exp(dice.gauss(0, noise)) * (odd if place == longest else 1.0)
+
+        blocks.append(made_up_block(plan, load, takes))
+    return blocks
+
+
+def served_under(load: Traffic, prompts: int, *rest: Any, **more: Any) -> list[LoadFigures]:
+    """Their figures."""
+    blocks = drifting_blocks(load, prompts, *rest, **more)
+    return load_figures(blocks, NAMES, six_labels(prompts), load, Slo(ttft=1.0))
+
+
+def log_of(blocks: Sequence[ServedBlock], load: Traffic, name: str = "spec") -> list[PairedLog]:
+    """The logs of an arm's blocks over plain's."""
+    mine, base = ([block for block in blocks if block.endpoint == one] for one in (name, "plain"))
+    return block_logs(mine, base, load)
+
+
+SETTINGS = [
+    (Traffic(concurrency=1), 12, 1, 2),
+    (Traffic(concurrency=4), 48, 1, 8),
+    (Traffic(concurrency=16), 32, FEWEST, 32),
+    (Traffic(rate=0.2), 36, 1, 6),
+]
+"""Loads, prompts, rounds and prompts of a block; the third has rounds as its units."""
+
+
+def holds(ratio: Estimate | None, truth: float) -> bool:
+    assert ratio is not None
+    assert ratio.low is not None
+    assert ratio.high is not None
+    return ratio.low <= truth <= ratio.high
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: one[0].id)
+def test_plain_again_holds_1_and_an_arm_its_speed(setting: tuple[Traffic, int, int, int], drift: float) -> None:
+    """In 90 to 99 of 100 runs, of which each made-up one has its own noise, drift and order."""
+    held = []
+    for seed in range(60):
+        blocks = drifting_blocks(*setting, speed=1.3, drift=drift, seed=seed)
+        again, spec = (ratio_of(log_of(blocks, setting[0], name)) for name in NAMES[1:])
+        assert again
+        assert again.method == (REPEATS if setting[2] > 1 else GROUPS)
+        held += [holds(again, 1.0), holds(spec, 1.3)]
+    assert 0.90 <= fmean(held) <= 0.99
+
+
+def test_figures_are_those_of_the_blocks() -> None:
+    """By hand: one request at once, of which each token of plain takes a second and each of the arm half of one."""
+    plain, again, spec = served_under(Traffic(concurrency=1), 12, 1, 2, speed=2.0, noise=0.0)
+    tokens = sum(4 + place % 5 for place in range(12))
+    assert (plain.busy_per_s, again.busy_per_s, spec.busy_per_s) == pytest.approx((1.0, 1.0, 2.0))
+    assert (plain.tail_per_s, plain.tail) == (None, 0.0), "one request at once leaves no place empty"
+    assert plain.served.tokens_per_s == pytest.approx(1.0)
+    assert spec.served.tpot_ms[0] == pytest.approx(500)
+    assert spec.ratio
+    assert (spec.ratio.ratio, spec.ratio.units) == pytest.approx((2.0, 6))
+    assert plain.served.goodput == pytest.approx((12 / tokens, 1.0)), "the first token of all comes in time"
+    assert (spec.equal, spec.of) == (12, 12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_interval_is_students_over_blocks(seed: int) -> None:
+    """Written again: the logs of the ratios of tokens per second of the busy parts, six of them; t of 5 degrees."""
+    load, rows = Traffic(concurrency=2), served_under(Traffic(concurrency=2), 24, 1, 4, speed=0.8, seed=seed)
+    dice, names = random.Random(seed), {"plain": list[float](), "spec": list[float]()}
+    groups: dict[str, list[int]] = {"plain": [], "spec": []}
+    for plan in plan_blocks(NAMES, list(enumerate(six_labels(24))), load, 1, seed, 4):
+        dice.gauss(0, 1)
+        factor = exp(dice.gauss(0, 0.05)) / (0.8 if plan.endpoint == "spec" else 1.0)
+        block = made_up_block(
+            plan,
+            load,
+            lambda place: (4 + place % 5) * factor * exp(dice.gauss(0, 0.05)),  # noqa: B023
+        )
+        second = sorted(one.ended_s for one in block.sent)[-2]
+        count = sum(
+            one.sent_s + (n + 1) / (4 + one.prompt % 5) * (one.ended_s - one.sent_s) <= second + 1e-12
+            for one in block.sent
+            for n in range(4 + one.prompt % 5)
+        )
+        if plan.endpoint in names:
+            names[plan.endpoint].append(log(count / second))
+            groups[plan.endpoint].append(plan.group)
+    ours, base = (dict(zip(groups[name], names[name], strict=True)) for name in ("spec", "plain"))
+    each = [ours[group] - base[group] for group in base]
+    ratio = rows[2].ratio
+    assert ratio is not None
+    assert ratio.ratio == pytest.approx(exp(fmean(each)))
+    half = 2.570582 * stdev(each) / 6**0.5
+    assert (ratio.low, ratio.high) == pytest.approx((exp(fmean(each) - half), exp(fmean(each) + half)), rel=1e-6)
+
+
+def test_too_few_blocks_have_a_ratio_and_no_interval() -> None:
+    ratio = served_under(Traffic(concurrency=4), 16, 2, 8, speed=1.5, noise=0.0)[2].ratio
+    assert ratio is not None
+    assert ratio.ratio == pytest.approx(1.5)
+    assert (ratio.low, ratio.high) == (None, None)
+
+
+LOADS = (1, 2, 4, 8)
+
+
+def crossover_of(speeds: Sequence[float], seed: int, drift: float = 0.02, odd: float = 1.0) -> Crossover:
+    """The crossover of an arm with a speed of its own at each load at once, from the blocks of all loads."""
+    logs = list[LogMean]()
+    for number, (at_once, speed) in enumerate(zip(LOADS, speeds, strict=True)):
+        prompts = 6 * 2 * at_once
+        load, once = Traffic(concurrency=at_once), odd if number == 1 else 1.0
+        blocks = drifting_blocks(load, prompts, 1, 2 * at_once, speed, drift, seed=31 * seed + number, odd=once)
+        found = mean_of_groups(log_of(blocks, load))
+        assert found is not None
+        logs.append(found)
+    return crossover(LOADS, logs)
+
+
+def true_crossing(speeds: Sequence[float]) -> float:
+    """Where the straight lines between the logs of the speeds cross 0, by hand."""
+    n = next(n for n, speed in enumerate(speeds) if speed < 1)
+    share = log(speeds[n - 1]) / log(speeds[n - 1] / speeds[n])
+    return exp((1 - share) * log(LOADS[n - 1]) + share * log(LOADS[n]))
+
+
+def test_an_arm_that_is_slower_from_four_at_once_on_is_found_between_two_and_four() -> None:
+    speeds = (1.6, 1.25, 0.8, 0.6)
+    truth, found = true_crossing(speeds), [crossover_of(speeds, seed) for seed in range(40)]
+    assert 2 < truth < 4
+    assert {one.state for one in found} == {"falls"}
+    for one in found:
+        assert one.at is not None
+        assert one.low is not None
+        assert one.high is not None
+        assert 1.5 < one.low <= one.at <= one.high < 4.5
+    held = [one.low <= truth <= one.high for one in found if one.low and one.high]
+    assert fmean(held) >= 0.88
+    assert found[0].sentence("at once").startswith("slower than plain from ")
+
+
+def test_a_lucky_maximum_makes_no_crossover() -> None:
+    """An arm as fast as plain at every load: some load is the best by luck; certain claims are made by luck alone."""
+    found = [crossover_of((1.0, 1.0, 1.0, 1.0), seed) for seed in range(30)]
+    assert sum(one.state == "falls" for one in found) <= 2
+    slower = [crossover_of((0.9, 0.9, 0.9, 0.9), seed) for seed in range(10)]
+    assert all(one.state in ("slower", "unclear") for one in slower)
+    assert all(one.low is None for one in slower), "at no load is it certainly faster"
+
+
+def test_one_odd_request_moves_no_certain_end_past_the_truth() -> None:
+    """One of 24 requests of the load 2 takes eight times as long: the interval becomes wider, and holds the truth."""
+    speeds = (1.6, 1.25, 0.8, 0.6)
+    truth = true_crossing(speeds)
+    for seed in range(20):
+        one = crossover_of(speeds, seed, odd=8.0)
+        assert one.low is None or one.low <= truth
+        assert one.high is None or one.high >= truth
+
+
+def of_means(*means: float, error: float = 0.01) -> Crossover:
+    return crossover(LOADS, [LogMean(mean, error, 5, 6) for mean in means])
+
+
+def test_what_is_said_where_there_is_no_crossover() -> None:
+    assert of_means(0.4, 0.3, 0.2, 0.1) == Crossover("faster", None, None, None)
+    assert of_means(-0.4, -0.3, -0.2, -0.1) == Crossover("slower", None, None, None)
+    wide = of_means(0.4, 0.1, -0.1, -0.3, error=1.0)
+    assert (wide.state, wide.low, wide.high) == ("unclear", None, None)
+    assert wide.at == pytest.approx(2 * 2**0.5, rel=0.02)
+    up = of_means(-0.4, -0.2, 0.2, 0.4)
+    assert (up.state, up.at) == ("unclear", None), "it rises: there is no load from which it is slower"
+    late = of_means(0.4, 0.3, 0.2, 0.01)
+    assert (late.state, late.at, late.high) == ("unclear", None, None)
+    assert late.low is not None
+    assert late.low > 4
+    assert late.sentence("at once").startswith("certainly faster up to ")
+    assert of_means(0.4, 0.2, -0.2, -0.4, error=1e-9).state == "falls"
+
+
+@given(st.lists(st.floats(-1, 1), min_size=4, max_size=4), st.floats(0.001, 0.5))
+def test_outside_of_the_interval_the_sign_is_certain_and_at_is_where_the_line_last_falls(
+    means: list[float], error: float
+) -> None:
+    found = of_means(*means, error=error)
+    half = 2.570582 * error
+    for load, mean in zip(LOADS, means, strict=True):
+        if abs(mean) <= half * (1 - 1e-6):
+            assert found.low is None or found.low <= load * 1.01
+            assert found.high is None or found.high >= load / 1.01
+            assert found.state in ("unclear", "falls")
+    if found.at is not None:
+        assert means[-1] < 0
+        assert any(mean >= 0 for mean in means)
+    else:
+        assert means[-1] >= 0 or all(mean < 0 for mean in means)
+
+
+def test_the_plot_has_a_curve_for_each_arm_and_marks_its_crossover_on_it() -> None:
+    """An arm whose line falls to plain's at 2.7 at once; a mark lies between the points of the loads 2 and 4."""
+    speeds = (1.6, 1.25, 0.8, 0.6)
+    points = {
+        Traffic(concurrency=at): served_under(Traffic(concurrency=at), 12 * at, 1, 2 * at, speed, noise=0.01)
+        for at, speed in zip(LOADS, speeds, strict=True)
+    }
+    found = {"spec": crossover_of(speeds, 0)}
+    plot = latency_plot(points, "at once", found)
+    plain, spec, mark = plot.traces
+    assert (plain.name, spec.name, len(plain.points), len(spec.points)) == ("plain", "spec", 4, 4)
+    assert [x for x, _ in plain.points] == [row[0].served.tokens_per_s for row in points.values()]
+    assert [y for _, y in spec.points] == [row[2].served.tpot_ms[0] for row in points.values()]
+    [(x, y)] = mark.points
+    assert mark.name.startswith("spec slower than plain from 2.")
+    for value, axis in ((x, 0), (y, 1)):
+        ends = sorted(spec.points[n][axis] for n in (1, 2))
+        assert ends[0] < value < ends[1]
+    shown = load_curves_table(points, "at once", found).cells
+    ratios = [float(cell.text.rstrip("x~?")) for cell in shown[2][1:5]]
+    assert ratios == pytest.approx(speeds, rel=0.05)
+    assert shown[2][-1].text == found["spec"].sentence("at once")
