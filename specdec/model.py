@@ -8,7 +8,7 @@ the model's keyword arguments, so two arenas can use the same modules. No mask f
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from specdec.arena import Arena, Plan
+from specdec.arena import NO_STATES, Arena, Plan
 from specdec.devices import is_half, uploaded
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
@@ -72,6 +72,9 @@ class ArenaModel:
     own_threads: bool = False
     """Whether its forwards run on threads of a backend's own: see ``specdec.threads``."""
 
+    states: Mapping[StateKey, StateShape] = NO_STATES
+    """What its recurrent layers keep of a row, beside the arena's cells."""
+
     def __init__(self, model: PreTrainedModel, ops: Backend, bits: int | None = None) -> None:
         self.layers, self.sharding = layers_of(model), sharding_of(model)
         self.limit = position_limit(model.config)
@@ -87,7 +90,6 @@ class ArenaModel:
         self.device, self.dtype = weight.device, weight.dtype
         self.vocabulary: int = model.config.get_text_config(decoder=True).vocab_size
         self._keepers = state_keepers(self.model)
-        self.states: dict[StateKey, StateShape] = {}
         self._goes_on = True  # whether recurrent modules take many tokens after a state
         self._switch()
 

@@ -212,6 +212,23 @@ SHIPPED = (
         ("specdec.arena:Arena.reset", "self.committed[row].fill_(0)", "self.committed[row].add_(0)"),
     ),
     mutant(
+        "vllm#39273",
+        "a recurrent layer goes on from the state of slot 0 after proposals were accepted",
+        "rollback",
+        (
+            "specdec.recurrent:WindowStates.run",
+            "self._rings.write(key, self._rows, self._targets[slot], state)",
+            "[self._rings.write(key, self._rows, after, state) for after in self._targets if not slot]",
+        ),
+    ),
+    mutant(
+        "llama.cpp#26695",
+        "a decode is undone and its recurrent state stays",
+        "rollback",
+        ("specdec.states:StateRings.read", "count % self._places", "count * 0"),
+        ("specdec.states:StateRings.write", "count % self._places", "count * 0"),
+    ),
+    mutant(
         "sglang#25015",
         "the draft's positions are incremented before its forward",
         "drafting",
