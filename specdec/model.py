@@ -1,8 +1,8 @@
 """Runs a transformers model over the arena: no fork, one attention function, no cache object.
 
-``AttentionInterface`` sends the attention of every layer to ``_attention``; the plan of a forward is passed through
-the model's keyword arguments, so two arenas can use the same modules. No mask function is registered under the name
-"specdec", so transformers builds no mask (see ``masking_utils.py``, transformers 5.23).
+``AttentionInterface`` sends the attention of every layer to ``_attention``, which finds the plan of the forward in
+``specdec.running``. No mask function is registered under the name "specdec", so transformers builds no mask (see
+``masking_utils.py``, transformers 5.23).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from specdec.arena import NO_STATES, Arena, Plan
+from specdec.arena import NO_STATES, Arena
 from specdec.devices import is_half, uploaded
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
 from specdec.layers import layers_of, position_limit
 from specdec.messages import Window
 from specdec.recurrent import ChunkStates, StateCache, WindowStates, run_as_made, run_in_slots, state_keepers
+from specdec.running import running, running_plan
 from specdec.sharding import sharding_of
 from specdec.states import StateKey, StateShape
 from specdec.swap import Swap
@@ -42,16 +43,20 @@ def _attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    specdec_plan: Plan,
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
+    plan = running_plan()
+    if plan is None:
+        raise SpecdecError(
+            "a model over the arena was called by itself; call ArenaModel.forward, or the model that twin() gives"
+        )
     layer: int = module.layer_idx  # type: ignore[assignment]  # every decoder's attention carries one
     size = value.shape[-1]
     if key.shape[-1] != size:  # the narrower is filled with zeros, which change no product
         wide = max(key.shape[-1], size)
         query, key, value = (nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (query, key, value))
-    return specdec_plan.attend(layer, query, key, value, scaling, softcap)[..., :size], None
+    return plan.attend(layer, query, key, value, scaling, softcap)[..., :size], None
 
 
 AttentionInterface.register("specdec", _attention)
@@ -197,10 +202,11 @@ class ArenaModel:
             self._tapped(taps.layers) as outputs,
         ):
             plan = arena.plan(window, self.ops, rows, longest, self.limit, taps.layers)
-            given: dict[str, Any] = {"specdec_plan": plan}
+            given: dict[str, Any] = {}
             if self.states:
                 given["cache"] = WindowStates(arena.states, rows, arena.committed[rows], window.parents)
-            out = self.model(input_ids=window.tokens, position_ids=plan.position, use_cache=False, **given)
+            with running(plan):
+                out = self.model(input_ids=window.tokens, position_ids=plan.position, use_cache=False, **given)
         self.forwards += 1
         return out.logits, taps.gathered(outputs, seen[0])
 
@@ -230,11 +236,12 @@ class ArenaModel:
         rows = slice(row, row + 1)
         with one_torch_thread(self.own_threads), self._tapped(taps.layers) as outputs:
             plan = arena.plan(window, self.ops, rows, start, self.limit, taps.layers)
-            given: dict[str, Any] = {"specdec_plan": plan}
+            given: dict[str, Any] = {}
             if self.states:
                 committed, length = arena.committed[rows], tokens.shape[1]
                 given["cache"] = ChunkStates(arena.states, rows, committed, length, start == 0, self._goes_on)
-            out = _base(self.model)(input_ids=tokens, position_ids=plan.position, use_cache=False, **given)
+            with running(plan):
+                out = _base(self.model)(input_ids=tokens, position_ids=plan.position, use_cache=False, **given)
         arena.committed[rows] += tokens.shape[1]
         return taps.gathered(outputs, out.last_hidden_state)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.arena import LayerShape, Plan
+from specdec.arena import LayerShape
 from specdec.decoder import DecoderWeights, decode
 from specdec.devices import available_bytes, is_half
 from specdec.interfaces import Backend
@@ -26,6 +26,7 @@ from specdec.layers import layers_of
 from specdec.ops import Ops
 from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
+from specdec.running import running_plan
 from specdec.sharding import GatheredLinear, Joined, SummedLinear, joined_output
 
 Forward = Callable[..., Any]
@@ -265,16 +266,16 @@ class Swap:
                 hidden_states: Tensor,
                 *arguments: Any,
                 position_embeddings: tuple[Tensor, Tensor],
-                specdec_plan: Plan | None = None,
                 **rest: Any,
             ) -> Any:
-                if specdec_plan is None:
+                plan = running_plan()
+                if plan is None:
                     return native(module, hidden_states, *arguments, position_embeddings=position_embeddings, **rest)
-                tapped = specdec_plan.tapped
+                tapped = plan.tapped
                 if place and indices[place - 1] not in tapped:
                     return hidden_states
                 end = next((i + 1 for i in range(place, len(indices)) if indices[i] in tapped), len(indices))
-                cells = [specdec_plan.at(index) for index in indices[place:end]]
+                cells = [plan.at(index) for index in indices[place:end]]
                 return decoder_layers(hidden_states, layers[place:end], position_embeddings, cells)
 
             return forward

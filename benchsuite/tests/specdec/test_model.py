@@ -13,6 +13,7 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     RwkvConfig,
+    StableLmConfig,
     T5Config,
 )
 
@@ -84,6 +85,31 @@ def test_latents_are_attended_as_transformers_does_whichever_of_key_and_value_is
         target.forward(arena, Window.chain(tokens[:, 0], tokens[:, 1:6], six), rows, 6)
         logits, _ = target.forward(arena, Window.chain(tokens[:, 6], tokens[:, 7:], six), rows, 6)
     assert torch.allclose(logits, expected[:, 6:], atol=1e-4)
+
+
+def test_a_model_whose_layers_are_handed_no_keywords_runs_over_two_arenas_in_turn() -> None:
+    """StableLM's layers hand none to their attention."""
+    torch.manual_seed(0)
+    config = StableLmConfig(**SMALL, num_key_value_heads=2, intermediate_size=48)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tokens = torch.arange(2 * 9).view(2, 9) * 11 % 64
+    with torch.inference_mode():
+        expected = model(tokens, use_cache=False).logits
+    target = ArenaModel(model, registry().backend())
+    arenas = [target.arena(1, 16, 9) for _ in range(2)]
+    six = torch.tensor([5])
+    with torch.inference_mode():
+        for arena, text in zip(arenas, tokens, strict=True):
+            target.extend(arena, text[None, :3], 0, 0)
+        for arena, text, own in zip(arenas, tokens, expected, strict=True):
+            logits, _ = target.forward(arena, Window.chain(text[3:4], text[None, 4:], six), slice(0, 1), 3)
+            assert torch.allclose(logits[0], own[3:], atol=1e-4)
+
+
+def test_a_model_over_the_arena_is_not_called_by_itself() -> None:
+    target = ArenaModel(families.build_model("gpt2"), registry().backend())
+    with pytest.raises(SpecdecError, match="was called by itself; call ArenaModel.forward"):
+        target.model(torch.tensor([[1, 2]]), use_cache=False)
 
 
 def test_spans_and_limits_are_the_configs() -> None:

@@ -12,6 +12,7 @@ from specdec import Draft, SpecdecError, hookimpl
 from specdec.arena import Plan
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import ArenaModel
+from specdec.running import running
 from specdec.sharding import whole_weight
 from specdec.threads import one_torch_thread
 from specdec_plugins.feedback import FeedbackDraft, FeedbackHead, refuse_tree
@@ -54,8 +55,8 @@ class MtpSteps(FeedbackHead):
     def step(self, tokens: Tensor, feature: Tensor, plan: Plan) -> Tensor:
         """See ``FeedbackHead``."""
         joined = self._base.entry(self._embed(tokens), feature)
-        with one_torch_thread(self.own_threads):
-            out = self._base(inputs_embeds=joined, position_ids=plan.position, use_cache=False, specdec_plan=plan)
+        with one_torch_thread(self.own_threads), running(plan):
+            out = self._base(inputs_embeds=joined, position_ids=plan.position, use_cache=False)
         state: Tensor = out.last_hidden_state
         return state if self._before else self._base.last(state)
 
