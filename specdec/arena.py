@@ -61,7 +61,14 @@ class Plan:
     tapped: tuple[int, ...] = ()
 
     def attend(
-        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None
+        self,
+        layer: int,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float,
+        softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write this layer's new keys and values in place, then attend: [B, heads, W, d] in, [B, W, heads, d] out.
 
@@ -77,7 +84,7 @@ class Plan:
             )
         at = self.at(layer)
         self.ops.kv_append(at.keys, at.values, keys, values, at.cells)
-        return at.attend(self.ops, query, scaling, softcap)
+        return at.attend(self.ops, query, scaling, softcap, sinks)
 
     def at(self, layer: int) -> Cells:
         """The cells that one layer writes, and the mask of the cells that it sees."""

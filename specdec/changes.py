@@ -37,7 +37,7 @@ CHANGES: Mapping[str, InterfaceChange] = MappingProxyType(
             "0.1", "all layers of a model are one call", "def decoder_layers(self, x, layers, turn, at)"
         ),
         "Backend.linear": InterfaceChange("0.1", "wide asks for the product in float32"),
-        "Backend.tree_attention": InterfaceChange("0.1", "used says how many of a row's cells the mask leaves"),
+        "Backend.tree_attention": InterfaceChange("0.2", "sinks are scores of a cell without a value"),
         "Context.process": InterfaceChange(
             "0.1",
             "after stands for parents and tokens: the window whose slots the logits follow, or anything with paths",

@@ -67,11 +67,18 @@ class Cells:
     mask: Tensor
     used: Tensor | None = None
 
-    def attend(self, ops: Backend, query: Tensor, scaling: float, softcap: float | None = None) -> Tensor:
-        """Attention of queries [B, heads, W, d] over the cells of the mask: [B, W, heads, d]."""
+    def attend(
+        self,
+        ops: Backend,
+        query: Tensor,
+        scaling: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of queries [B, heads, W, d] over the cells of the mask and ``sinks`` [heads]: [B, W, heads, d]."""
         length = self.mask.shape[-1]
         keys, values = self.keys[:, :, :length], self.values[:, :, :length]
-        return ops.tree_attention(query, keys, values, self.mask, scaling, softcap, self.used)
+        return ops.tree_attention(query, keys, values, self.mask, scaling, softcap, self.used, sinks)
 
 
 def decode(

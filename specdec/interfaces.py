@@ -251,8 +251,9 @@ class Backend(Interface, ABC):
         ``tensors`` are the op's deciding tensors, in the order of its signature: ``process`` and ``sample`` logits,
         ``noise_keys`` position, ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample``,
         ``block_sample`` and ``tree_sample`` distribution, ``emit`` tokens, ``kv_plan`` committed, ``kv_append`` keys
-        and new_keys, ``kv_compact`` keys, ``tree_attention`` query and keys, ``linear`` x and weight, ``rms_norm`` x,
-        ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layers`` x and the first layer's ``qkv``.
+        and new_keys, ``kv_compact`` keys, ``tree_attention`` query, keys and, if there are any, sinks, ``linear`` x and
+        weight, ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layers`` x and the first layer's
+        ``qkv``.
         """
 
     def pack(self, weight: Weight) -> Weight:
@@ -354,11 +355,13 @@ class Backend(Interface, ABC):
         scaling: float,
         softcap: float | None,
         used: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attention of [B, heads, W, d] over [B, heads_kv, L, d]; added mask [B, 1, W, L]; gives [B, W, heads, d].
 
         ``used`` int64 [B] is a promise that the mask keeps: it hides a row's cells from there on, so that they need not
-        be read. None promises nothing.
+        be read. None promises nothing. ``sinks`` [heads]: scores of a cell without a value that every slot sees, which
+        takes its weight from the others (gpt-oss); None: there is no such cell.
         """
 
     @abstractmethod

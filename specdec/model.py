@@ -44,6 +44,7 @@ def _attention(
     *,
     scaling: float,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     plan = running_plan()
@@ -56,7 +57,7 @@ def _attention(
     if key.shape[-1] != size:  # the narrower is filled with zeros, which change no product
         wide = max(key.shape[-1], size)
         query, key, value = (nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (query, key, value))
-    return plan.attend(layer, query, key, value, scaling, softcap)[..., :size], None
+    return plan.attend(layer, query, key, value, scaling, softcap, s_aux)[..., :size], None
 
 
 AttentionInterface.register("specdec", _attention)

@@ -166,9 +166,12 @@ class Ops(Backend):
         scaling: float,
         softcap: float | None,
         used: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``Backend``."""
-        out: Tensor = self._run("tree_attention", (query, keys), query, keys, values, mask, scaling, softcap, used)
+        deciding = (query, keys) if sinks is None else (query, keys, sinks)
+        given = query, keys, values, mask, scaling, softcap, used, sinks
+        out: Tensor = self._run("tree_attention", deciding, *given)
         return out
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:

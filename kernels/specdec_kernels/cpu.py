@@ -221,7 +221,7 @@ class Cpu(Reference):
         return Packed.of(weight)
 
     def takes(self, op: str, *tensors: Weight) -> bool:
-        """CPU tensors of the dtypes above; ``linear`` with packed weights, ``tree_attention`` up to 64 slots."""
+        """CPU tensors of the dtypes above; ``linear`` with packed weights, ``tree_attention`` to 64 slots, no sinks."""
         fits: Callable[..., bool] | None = _FITS.get(op)
         first = tensors[0]
         assert isinstance(first, Tensor)
@@ -362,6 +362,7 @@ class Cpu(Reference):
         scaling: float,
         softcap: float | None,
         used: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """A value is read once for up to four queries, and only if one of them sees its cell."""
         rows, heads, width, size = query.shape
@@ -529,8 +530,9 @@ class Cpu(Reference):
         return Verdict(path, accepted, following)
 
 
-def _fits_attention(query: Tensor, keys: Tensor) -> bool:
-    return query.dtype in _WIDE and query.shape[2] <= MOST_SLOTS and query.stride(3) == keys.stride(3) == 1
+def _fits_attention(query: Tensor, keys: Tensor, *sinks: Tensor) -> bool:
+    dense = query.stride(3) == keys.stride(3) == 1
+    return not sinks and query.dtype in _WIDE and query.shape[2] <= MOST_SLOTS and dense
 
 
 def _fits_rotary(query: Tensor, cos: Tensor) -> bool:

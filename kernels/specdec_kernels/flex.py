@@ -49,7 +49,7 @@ class Flex(Reference):
 
     def takes(self, op: str, *tensors: Weight) -> bool:
         """See ``Backend``; queries in float32 or half precision over keys of the same dtype."""
-        if op != "tree_attention":
+        if op != "tree_attention" or len(tensors) > 2:  # sinks are left to the reference
             return False
         query, keys = tensors
         return (
@@ -68,6 +68,7 @@ class Flex(Reference):
         scaling: float,
         softcap: float | None,
         used: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """softmax(scaling · q kᵀ + mask) v with grouped heads. A slot that sees nothing gives zeros."""
 

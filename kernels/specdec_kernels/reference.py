@@ -188,9 +188,13 @@ class Reference(Backend):
         scaling: float,
         softcap: float | None,
         used: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """softmax(scaling · q kᵀ + mask) v with grouped heads; ``softcap`` c makes scores c · tanh(scores / c)."""
-        if softcap is None:
+        """softmax(scaling · q kᵀ + mask) v with grouped heads; ``softcap`` c makes scores c · tanh(scores / c).
+
+        Each of ``sinks`` is one more score of its head's softmax, whose weight is then left out.
+        """
+        if softcap is None and sinks is None:
             out = F.scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != keys.shape[1]
             )
@@ -198,9 +202,13 @@ class Reference(Backend):
         rows, heads, width, size = query.shape
         groups = query.reshape(rows, keys.shape[1], -1, size)  # query heads of one key head side by side
         scores = torch.matmul(groups, keys.transpose(2, 3)).view(rows, heads, width, -1) * scaling
-        scores = torch.tanh(scores / softcap) * softcap + mask
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
-        out = torch.matmul(weights.view(rows, keys.shape[1], -1, weights.shape[-1]), values)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores + mask
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(rows, -1, width, 1)], dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)[..., : keys.shape[2]]
+        out = torch.matmul(weights.reshape(rows, keys.shape[1], -1, keys.shape[2]), values)
         return out.view(rows, heads, width, size).transpose(1, 2)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:

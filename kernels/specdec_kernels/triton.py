@@ -109,7 +109,7 @@ class Triton(Reference):
             return False
         size = first.shape[-1]
         if op == "tree_attention":
-            return size <= MAX_HEAD and first.shape[1] % other.shape[1] == 0
+            return len(tensors) == 2 and size <= MAX_HEAD and first.shape[1] % other.shape[1] == 0
         if op == "rotary":
             return size % 2 == 0 and other.shape[-1] == size
         return op != "rms_norm" or size <= MAX_NORM
@@ -381,6 +381,7 @@ class Triton(Reference):
         scaling: float,
         softcap: float | None,
         used: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """softmax(scaling · q kᵀ + mask) v with grouped heads, in one launch; float32 sums.
 

@@ -201,10 +201,11 @@ class Leaky(Reference):
         scaling: float,
         softcap: float | None,
         used: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         mask = mask.clone()
         mask[..., -1] = 0
-        return super().tree_attention(query, keys, values, mask, scaling, softcap, used)
+        return super().tree_attention(query, keys, values, mask, scaling, softcap, used, sinks)
 
 
 @pytest.mark.slow

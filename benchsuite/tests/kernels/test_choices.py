@@ -293,6 +293,7 @@ def test_flex_takes_attention_of_one_dtype_on_its_device() -> None:
         for backend, make, other in ((compiled, _here, _of), (by_op, _of, None)):
             query, keys = make(*FOUR, dtype=dtype), make(*FOUR, dtype=dtype)
             assert backend.takes("tree_attention", query, keys) is (dtype != F64)
+            assert not backend.takes("tree_attention", query, keys, make(4, dtype=dtype)), "sinks"
             if other is not None:
                 assert not backend.takes("tree_attention", other(*FOUR, dtype=dtype), other(*FOUR, dtype=dtype))
     assert by_op.takes("tree_attention", _here(*FOUR), _here(*FOUR))

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchsuite.conformance.models.tiny import registry
 from benchsuite.tests.rig import DEVICES
 from specdec import Window
 from specdec_kernels.reference import Reference
@@ -82,14 +83,20 @@ def test_rejection_never_keeps_padding() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("softcap", [None, 20.0])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
-def test_attention_is_the_sum_it_describes(heads: tuple[int, int], softcap: float | None, device: str) -> None:
+@pytest.mark.parametrize("sinks", [None, (0.0, 2.0, -1.0, 30.0, 0.5, -40.0)])
+def test_attention_is_the_sum_it_describes(
+    heads: tuple[int, int], sinks: tuple[float, ...] | None, softcap: float | None, device: str
+) -> None:
+    """A sink has a weight and no value: one of 30 takes nearly all, one of -40 nothing."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(2, heads[0], 3, 8, generator=generator)
     keys, values = (torch.randn(2, heads[1], 11, 8, generator=generator) for _ in range(2))
     visible = torch.rand(2, 1, 3, 11, generator=generator) > 0.4
     visible[..., 0] = True
     mask = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
-    got = OPS.tree_attention(query.to(device), keys.to(device), values.to(device), mask.to(device), 0.3, softcap).cpu()
+    there = [tensor.to(device) for tensor in (query, keys, values, mask)]
+    empty = None if sinks is None else torch.tensor(sinks[: heads[0]], device=device)
+    got = OPS.tree_attention(there[0], there[1], there[2], there[3], 0.3, softcap, None, empty).cpu()
     for row in range(2):
         for head in range(heads[0]):
             group = head // (heads[0] // heads[1])
@@ -97,9 +104,21 @@ def test_attention_is_the_sum_it_describes(heads: tuple[int, int], softcap: floa
                 scores = (keys[row, group].double() @ query[row, head, slot].double()) * 0.3
                 if softcap:
                     scores = softcap * torch.tanh(scores / softcap)
-                weights = (scores + mask[row, 0, slot]).softmax(dim=0)
+                scores = scores + mask[row, 0, slot]
+                if sinks is not None:
+                    scores = torch.cat([scores, torch.tensor([sinks[head]]).double()])
+                weights = scores.softmax(dim=0)[:11]
                 expected = (weights @ values[row, group].double()).float()
                 torch.testing.assert_close(got[row, slot, head], expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+def test_attention_with_sinks_is_left_to_the_reference(backend: str) -> None:
+    ops = registry().backend(backend)
+    query, keys, mask = torch.ones(1, 4, 2, 16), torch.ones(1, 2, 3, 16), torch.zeros(1, 1, 2, 3)
+    out = ops.tree_attention(query, keys, keys, mask, 0.0, None, None, torch.zeros(4))
+    torch.testing.assert_close(out, torch.full((1, 2, 4, 16), 0.75))  # three cells of ones, and the sink
+    assert ops.ran() == {("tree_attention", "reference"): 1}
 
 
 def test_append_and_compact_touch_the_named_cells_only() -> None:

@@ -135,7 +135,7 @@ GIVEN = {"kv_append": 5, "kv_compact": 4, "tree_attention": 6, "linear": 3, "rms
 SIZES = {op: GIVEN.get(op, 5) for op in DECIDING} | {
     **{"process": 3, "sample": 2, "noise_keys": 3, "accept": 2, "verify_prefix": 2, "emit": 4, "silu_mul": 2},
 }
-ADDED = {"linear": (False,), "tree_attention": (None,)}
+ADDED = {"linear": (False,), "tree_attention": (None, None)}
 """The defaults of arguments that are left out."""
 
 
