@@ -416,7 +416,7 @@ class Engine:
     ) -> tuple[RowStep, ...]:
         """The host side of a step: cut the output at stops and count; ``told`` has the bits of the confidence."""
         stats, counts, now = self.stats, self.stats.counts, time.perf_counter()
-        cell = self.arena.bytes_per_token(self.arena.layers, self.target.dtype)
+        cell, state = self.arena.bytes_per_token(self.arena.layers, self.target.dtype), self.arena.states.state_bytes
         asked = each_k(stats.chosen[-1] if stats.chosen else 0, len(read))
         sure = [()] * len(read) if told is None else confidence_read(told, read[:, 1 - TAIL], type(self.draft).__name__)
         each = []
@@ -427,7 +427,7 @@ class Engine:
             stats.proposed(proposed, deepest)
             stats.accepted(min(accepted, kept))
             counts["num_emitted_tokens"] += kept
-            counts["kv_bytes_copied"] += moved * cell
+            counts["kv_bytes_copied"] += moved * cell + (state if moved else 0)
         counts["target_forwards"] += 1
         counts["kv_appended_tokens_total"] += window.tokens.numel()
         return tuple(each)

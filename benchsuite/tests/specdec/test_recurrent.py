@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+from collections import Counter
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from benchsuite.conformance.guards.fake_cuda import fake_run
 from benchsuite.conformance.models import families
-from benchsuite.conformance.models.tiny import requests
+from benchsuite.conformance.models.tiny import prompts, registry, requests
 from benchsuite.judge.sources import EngineSource
 from benchsuite.judge.ties import Judge
 from benchsuite.tests.rig import Make, assert_same, peer_runner, slow_after
-from specdec import SamplingParams, SpecdecError, Window
+from specdec import ArenaModel, Assembly, Request, SamplingParams, SpecdecError, Window
+from specdec.catalog import byte_tokenizer
 from specdec.states import StateKey, StateRings, StateShape
 
 GREEDY = SamplingParams(max_new_tokens=14)
@@ -97,3 +104,83 @@ def test_speculation_over_recurrent_targets_emits_plain_s_tokens(family: str, dr
     judge, plain = Judge(build.target, range(40)), EngineSource(build.engine(None, max_rows=1))
     for params in (GREEDY, SAMPLED):
         assert_same(judge, plain, EngineSource(build.engine(draft, k=4)), requests(params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", families.RECURRENT)
+def test_every_k_and_exact_policy_over_recurrent_targets_emits_plain_s_tokens(family: str, assemble: Make) -> None:
+    """K from 1 to 8; each policy has every second K, and five requests share three rows."""
+    build = assemble(family, max_rows=3)
+    judge, plain = Judge(build.target, range(40)), EngineSource(build.engine(None, max_rows=1))
+    work = requests(GREEDY, count=5)
+    expected = plain.tokens(work)
+    for k in range(1, 9):
+        for policy in ("match", "longest_prefix") if k % 2 else ("rejection", "block"):
+            other = EngineSource(build.engine("oracle(0.8)", policy, k=k))
+            assert other.engine.policy.contract(GREEDY) == "exact"
+            assert_same(judge, plain, other, work, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "policy"), [("lfm2", "rejection"), ("mamba", "block")])
+def test_sampled_speculation_has_the_law_of_an_unmodified_recurrent_model(family: str, policy: str) -> None:
+    """Three tokens of 2,000 requests: chi-square beside the model's own probabilities of all texts.
+
+    Texts expected fewer than eight times count as one; the bound is above five standard deviations.
+    """
+    config = families.config_of(family)
+    config.vocab_size, config.eos_token_id, config.pad_token_id = 4, None, None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    own = copy.deepcopy(model)
+    build = Assembly(registry(), ArenaModel(model, registry().backend()), byte_tokenizer(), max_rows=50, max_length=32)
+    prompt, seen, count = (1, 3, 2, 0, 3, 1), Counter[tuple[int, ...]](), 2000
+    params = SamplingParams(temperature=1.5, seed=11, max_new_tokens=3)
+    engine = build.engine("garbage", policy, k=2)
+    for done in engine.run([Request(number, prompt, params) for number in range(count)]):
+        seen[done.tokens] += 1
+    assert engine.stats.counts["num_accepted_tokens"] > count // 10
+    with torch.inference_mode():
+        texts = torch.tensor([[*prompt, *out] for out in itertools.product(range(4), repeat=3)])
+        chance = own(texts, use_cache=False).logits[:, len(prompt) - 1 : -1].div(1.5).softmax(dim=-1)
+        law = chance.gather(2, texts[:, len(prompt) :, None]).prod(dim=1)[:, 0] * count
+    rare = law < 8
+    found = torch.tensor([float(seen[tuple(text[len(prompt) :])]) for text in texts.tolist()])
+    pairs = [torch.cat([one[~rare], one[rare].sum()[None]]) for one in (found, law)]
+    squares = float(((pairs[0] - pairs[1]) ** 2 / pairs[1]).sum())
+    degrees = int((~rare).sum())
+    assert degrees > 10
+    assert squares < degrees + 8 * degrees**0.5, f"{squares} of {degrees} degrees of freedom"
+
+
+@pytest.mark.parametrize("family", slow_after(1, families.RECURRENT))
+def test_a_kept_text_is_continued_from_its_states_at_its_full_length_alone(family: str, assemble: Make) -> None:
+    build = assemble(family)
+    params = SamplingParams(max_new_tokens=9)
+    for shorter in (0, 1):
+        engine = build.engine("oracle(0.8)", k=4)
+        first = Request(0, prompts(1)[0], params, keep=True)
+        text = (*first.prompt, *engine.run([first])[0].tokens)
+        kept = engine.kept[0].cells
+        cells = (len(text) - 1) * engine.arena.bytes_per_token(engine.arena.layers, engine.target.dtype)
+        assert kept.nbytes == cells + engine.arena.states.state_bytes == engine.stats.counts["kv_kept_bytes_copied"]
+        following = Request(1, (*text[: len(text) - 2 * shorter], 5, 6, 7), params, continues=0)
+        done = engine.run([following])[0]
+        assert engine.stats.counts["kv_reused_tokens"] == (0 if shorter else len(text) - 1)
+        judge, plain = Judge(build.target, range(40)), EngineSource(build.engine(None))
+        [expected] = plain.tokens([following.alone()])
+        found = judge.compare([following], following, plain, EngineSource(engine), (expected, done.tokens))
+        assert all(difference.tie for difference in found), found
+
+
+@pytest.mark.fake_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["lfm2", "mamba"])
+def test_a_step_over_recurrent_layers_waits_nowhere_and_can_be_replayed(family: str) -> None:
+    """Of a mixture, transformers' own experts read the host."""
+    params = SamplingParams(temperature=1.0, max_new_tokens=60)
+    config = families.config_of(family)
+    found = fake_run("garbage", k=2, params=params, config=config, backends="gpu", steps=3)
+    assert found.wrong() is None
+    assert list(found.twins())

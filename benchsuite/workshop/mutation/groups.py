@@ -7,7 +7,7 @@ from pathlib import Path
 
 ENGINE = (
     *("acceptance", "arena", "beam", "engine", "exact", "ledger", "logprobs", "messages", "model", "processors"),
-    *("queue", "request", "rows", "runtime", "sampling", "stats", "stops", "text"),
+    *("queue", "recurrent", "request", "rows", "runtime", "sampling", "states", "stats", "stops", "text"),
 )
 FIGURES = (
     *(f"measure/{name}" for name in ("cells", "guards", "interval", "measured", "parts", "results", "verdict")),
