@@ -100,7 +100,10 @@ def load(
         return _random(name, config, tokenizer, device, dtype, seed)
     source, more = _source(name)
     model, info = _read(
-        name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **more)
+        name,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, output_loading_info=True, **more
+        ),
     )
     if more:
         # The weights are floats by now; transformers would refuse to build a second model from a config that says else.
@@ -120,8 +123,16 @@ def read_config(name: str) -> PretrainedConfig:
     if name == "tiny":
         return tiny_config()
     source, more = _source(name.removeprefix("shape:"))
-    config: PretrainedConfig = _read(name, lambda: AutoConfig.from_pretrained(source, **more))
-    return config
+
+    def read() -> PretrainedConfig:
+        config: PretrainedConfig = AutoConfig.from_pretrained(source, **more)
+        text = config.get_text_config(decoder=True)
+        padding = getattr(text, "pad_token_id", None)
+        if padding is not None and not 0 <= padding < text.vocab_size:
+            text.pad_token_id = None  # no row is padded here, and torch builds no embeddings with such an id
+        return config
+
+    return cast("PretrainedConfig", _read(name, read))
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -246,10 +257,11 @@ def _read(name: str, reader: Callable[[], Any]) -> Any:
     except SpecdecError:
         raise
     except Exception as error:  # transformers raises whatever a damaged or foreign file makes it do
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        lines = [" ".join(line.split()) for line in str(error).strip().splitlines()] or [type(error).__name__]
+        first = " ".join(line for line in lines if line) if lines[0].endswith(":") else lines[0]
         raise SpecdecError(
-            f"the model {name!r} cannot be loaded: {first}. A file is missing, truncated or damaged, or the hub is "
-            "out of reach; check the folder or the network, or fetch the model again"
+            f"the model {name!r} cannot be loaded: {first.rstrip('.')}. A file is missing, truncated or damaged, or "
+            "the hub is out of reach; check the folder or the network, or fetch the model again"
         ) from error
 
 

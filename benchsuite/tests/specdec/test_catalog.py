@@ -231,7 +231,7 @@ def test_a_gguf_file_is_read_by_its_name_in_its_folder_and_its_format_is_forgott
     assert asked == [
         ((source,), more),
         ((source,), more),
-        ((source,), {"dtype": torch.float16, "output_loading_info": True, **more}),
+        ((source,), {"config": config, "dtype": torch.float16, "output_loading_info": True, **more}),
         CPU,
     ]
     assert (loaded.tokenizer, loaded.model.config) == (tokenizer, own)
@@ -332,6 +332,7 @@ def test_other_engines_get_a_targets_files_and_targets_in_memory_have_none(embed
     [
         (OSError("\n no such file\nmore "), "no such file"),
         (ValueError("a\nb"), "a"),
+        (ValueError("none of:\n(1) a  file,\n\n(2) another."), "none of: (1) a file, (2) another"),
         (KeyError("x"), "'x'"),
         (AttributeError(), "AttributeError"),
         (RuntimeError(" \n "), "RuntimeError"),
@@ -445,7 +446,7 @@ def test_an_end_token_beyond_the_vocabulary_is_left_out(tiny_folder: Path) -> No
 @pytest.mark.parametrize(
     "change",
     [
-        *({"pad_token_id": 999}, {"num_attention_heads": 0}, {"num_key_value_heads": 3}, {"hidden_size": "64"}),
+        *({"pad_token_id": "end"}, {"num_attention_heads": 0}, {"num_key_value_heads": 3}, {"hidden_size": "64"}),
         *({"num_hidden_layers": -1}, {"vocab_size": None}, {"model_type": "none"}, {"rope_parameters": 3}),
     ],
     ids=str,
@@ -454,6 +455,35 @@ def test_a_folder_whose_config_makes_no_model_is_refused_by_its_name(change: dic
     edited(tiny_folder, "config.json", **change)
     with pytest.raises(SpecdecError, match=str(tiny_folder)):
         catalog.load(str(tiny_folder), CPU, torch.float32, rows=1, max_length=64)
+
+
+@pytest.mark.parametrize("padding", [-1, 258, 5000])
+def test_a_padding_id_outside_of_the_vocabulary_changes_nothing(padding: int, tiny_folder: Path) -> None:
+    tokens = torch.tensor([[1, 256, 3]])
+    before = catalog.load(str(tiny_folder), CPU, torch.float32).model(tokens).logits
+    edited(tiny_folder, "config.json", pad_token_id=padding)
+    assert torch.equal(catalog.load(str(tiny_folder), CPU, torch.float32).model(tokens).logits, before)
+
+
+def test_weights_in_several_files_are_read_and_a_lost_one_is_named(tiny_folder: Path) -> None:
+    first = catalog.load("tiny", CPU, torch.float32).model
+    (tiny_folder / "model.safetensors").unlink()
+    first.save_pretrained(tiny_folder, max_shard_size="50KB")
+    files = sorted(tiny_folder.glob("model-*.safetensors"))
+    assert len(files) > 2
+    for mine, theirs in zip(
+        catalog.load(str(tiny_folder), CPU, torch.float32).model.parameters(), first.parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+    files[1].unlink()
+    with pytest.raises(SpecdecError, match=files[1].name):
+        catalog.load(str(tiny_folder), CPU, torch.float32)
+
+
+def test_a_folder_without_a_tokenizer_says_so(tiny_folder: Path) -> None:
+    (tiny_folder / "tokenizer.json").unlink()
+    with pytest.raises(SpecdecError, match="backend tokenizer from one of: .*serialization file"):
+        catalog.load(str(tiny_folder), CPU, torch.float32)
 
 
 def test_a_model_of_more_than_ten_thousand_layers_is_refused_before_it_is_built(
