@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
@@ -34,11 +34,15 @@ NO_STATES: Mapping[StateKey, StateShape] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One layer: number of key/value heads (0 without attention), their size, its span in tokens (None: no limit)."""
+    """One layer: number of key/value heads (0 without attention), their size, its span in tokens (None: no limit).
+
+    ``chunked``: the text is cut into chunks of ``span`` tokens, and a token sees those of its own chunk alone.
+    """
 
     heads: int
     head_dim: int
     span: int | None
+    chunked: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,9 @@ class Plan:
     """How one forward writes and reads the arena; the same for all layers of one span.
 
     ``position`` int64 [B, W]. For each span: ``cells`` int64 [B, W], the cells to which the slots are written, and
-    ``mask`` [B, 1, W, L] in the arena's dtype, 0 if a slot sees a cell, else -inf. ``used`` int64 [B]: in a layer
-    without a span, no slot of a row sees a cell from there on. ``tapped``: the layers whose outputs are read, behind
-    which a run of layers must end.
+    ``mask`` [B, 1, W, L] in the arena's dtype, 0 if a slot sees a cell, else -inf. ``chunk_mask``: that of chunked
+    layers. ``used`` int64 [B]: in a layer without a span, no slot of a row sees a cell from there on. ``tapped``: the
+    layers whose outputs are read, behind which a run of layers must end.
     """
 
     arena: Arena
@@ -59,6 +63,7 @@ class Plan:
     mask: dict[int | None, Tensor]
     used: Tensor
     tapped: tuple[int, ...] = ()
+    chunk_mask: dict[int | None, Tensor] = field(default_factory=dict)
 
     def attend(
         self,
@@ -88,11 +93,12 @@ class Plan:
 
     def at(self, layer: int) -> Cells:
         """The cells that one layer writes, and the mask of the cells that it sees."""
-        arena, span = self.arena, self.arena.layers[layer].span
+        arena, shape = self.arena, self.arena.layers[layer]
+        span, masks = shape.span, self.chunk_mask if shape.chunked else self.mask
         keys, values = arena.keys[layer], arena.values[layer]
         if self.rows != slice(0, len(keys)):
             keys, values = keys[self.rows], values[self.rows]
-        return Cells(keys, values, self.cells[span], self.mask[span], self.used if span is None else None)
+        return Cells(keys, values, self.cells[span], masks[span], self.used if span is None else None)
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,7 @@ class Arena:
         attending = [layer for layer in self.layers if layer.heads]
         spans = {layer.span for layer in attending} or {None}
         self.capacity = {span: full if span is None else min(full, span + max_window - 1) for span in spans}
+        self.chunks = {layer.span for layer in attending if layer.chunked}
         made: dict[LayerShape, LayerStack] = {}
         for shape, count in Counter(attending).items():
             size = rows, count * shape.heads, self.capacity[shape.span], shape.head_dim
@@ -205,6 +212,7 @@ class Arena:
         width = window.tokens.shape[1]
         committed, dtype = self.committed[rows], self.dtype
         cells, mask = {}, {}
+        chunk_mask: dict[int | None, Tensor] = {}
         for span, capacity in self.capacity.items():
             if width > self.max_window or (span is None and longest + width > capacity):
                 raise SpecdecError(
@@ -214,8 +222,10 @@ class Arena:
             look = min(capacity, -(-(longest + width) // BUCKET) * BUCKET)
             planned = ops.kv_plan(window, committed, span, capacity, look, limit, dtype)
             depth, position, cells[span], mask[span] = planned
+            if span is not None and span in self.chunks:
+                chunk_mask[span] = _within_chunks(mask[span], committed, depth, span, capacity)
         window.remember(depth)
-        return Plan(self, ops, rows, position, cells, mask, committed + width, tapped)
+        return Plan(self, ops, rows, position, cells, mask, committed + width, tapped, chunk_mask)
 
     def commit(self, verdict: Verdict, rows: slice, ops: Backend, compact: bool) -> None:
         """Append the accepted path to each row: the root and ``num_accepted`` more cells.
@@ -288,3 +298,18 @@ class Arena:
                 copied += part.nbytes
         self.committed[row].fill_(length)
         return copied
+
+
+def _within_chunks(mask: Tensor, committed: Tensor, depth: Tensor, chunk: int, capacity: int) -> Tensor:
+    """A mask [B, 1, W, L] without the cells of earlier chunks than a slot's: a new tensor.
+
+    ``committed`` int64 [B] and ``depth`` int64 [B, W] of the window, which is written to cells behind the committed.
+    """
+    position = committed[:, None] + depth
+    cell = torch.arange(mask.shape[-1], device=mask.device)
+    slot = (cell - committed[:, None]) % capacity
+    last = committed[:, None] - 1
+    width = depth.shape[1]
+    held = torch.where(slot < width, position.gather(1, slot.clamp(max=width - 1)), last - (last - cell) % capacity)
+    earlier = held[:, None, :] < (position - position % chunk)[:, :, None]
+    return mask.masked_fill(earlier[:, None], float("-inf"))

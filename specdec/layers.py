@@ -15,6 +15,8 @@ WITHOUT_ATTENTION = ("linear_attention", "conv", "mlp", "moe")
 
 _FULL = ("full_attention", "hybrid")
 _SLIDING = ("sliding_attention", "hybrid_sliding")
+_CHUNKED = ("chunked_attention",)
+_KINDS = (*_FULL, *_SLIDING, *_CHUNKED, *WITHOUT_ATTENTION)
 
 _TWICE_IN_WINDOWS = ("mimo_v2_flash",)
 """Types of model whose layers with a sliding window have twice the key heads that the configuration says."""
@@ -34,11 +36,11 @@ def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
     if kinds is None:
         slides = [getattr(layer, "sliding_window", None) for layer in layers]
         kinds = ["sliding_attention" if window else "full_attention" for window in slides]
-    strange = sorted(set(kinds) - {*_FULL, *_SLIDING, *WITHOUT_ATTENTION})
+    strange = sorted(set(kinds) - set(_KINDS))
     if strange:
         raise SpecdecError(
             f"a {config.model_type} model has layers of kind {', '.join(strange)}; "
-            f"the arena holds {', '.join((*_FULL, *_SLIDING, *WITHOUT_ATTENTION))}: choose another model"
+            f"the arena holds {', '.join(_KINDS)}: choose another model"
         )
     attends = [layer for layer, kind in zip(layers, kinds, strict=True) if kind not in WITHOUT_ATTENTION]
     if config.is_encoder_decoder or not all(hasattr(layer, "num_attention_heads") for layer in attends):
@@ -62,12 +64,12 @@ def _shape(config: PretrainedConfig, kind: str) -> LayerShape:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if getattr(config, "kv_lora_rank", None):  # latent attention: the arena holds what the latents expand to
         heads, head_dim = config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
-    span = config.sliding_window if kind in _SLIDING else None
+    span = config.sliding_window if kind in _SLIDING else config.attention_chunk_size if kind in _CHUNKED else None
     if config.model_type in _TWICE_IN_WINDOWS and span is not None:
         heads *= 2
     if config.model_type in _FOR_EACH_QUERY:
         heads = config.num_attention_heads
-    return LayerShape(heads, max(head_dim, getattr(config, "v_head_dim", None) or 0), span)
+    return LayerShape(heads, max(head_dim, getattr(config, "v_head_dim", None) or 0), span, kind in _CHUNKED)
 
 
 def layers_of(model: PreTrainedModel) -> list[LayerShape]:

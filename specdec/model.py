@@ -57,7 +57,23 @@ def _attention(
     if key.shape[-1] != size:  # the narrower is filled with zeros, which change no product
         wide = max(key.shape[-1], size)
         query, key, value = (nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (query, key, value))
+    if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
+        query = _tuned(module, query, plan.position)
     return plan.attend(layer, query, key, value, scaling, softcap, s_aux)[..., :size], None
+
+
+def _tuned(module: Any, query: Tensor, position: Tensor) -> Tensor:
+    """Queries [B, heads, W, d] of a layer of Llama 4 without rotary positions, scaled by ``position`` [B, W].
+
+    The layer has scaled them by the positions that it counts from 0 in each forward, as it is given no cache.
+    """
+
+    def scale(at: Tensor) -> Tensor:
+        scaled: Tensor = torch.log1p(torch.floor((at.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+        return scaled
+
+    counted = torch.arange(position.shape[1], device=position.device)
+    return (query * (scale(position) / scale(counted))[:, None, :, None]).to(query.dtype)
 
 
 AttentionInterface.register("specdec", _attention)

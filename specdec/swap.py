@@ -349,8 +349,9 @@ def _attends_as(attention: Any, shape: LayerShape) -> bool:
     )
 
 
-def _is_silu(module: Any) -> bool:
-    return isinstance(getattr(module, "act_fn", None), nn.SiLU) or type(module.act_fn).__name__ == "SiLUActivation"
+def _is_silu(module: nn.Module) -> bool:
+    function = getattr(module, "act_fn", None)
+    return isinstance(function, nn.SiLU) or type(function).__name__ == "SiLUActivation"
 
 
 def _native(module: nn.Module) -> Any:

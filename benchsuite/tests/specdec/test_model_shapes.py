@@ -68,6 +68,10 @@ def _bare(**given: Any) -> Any:
             MiMoV2FlashConfig(**SIZES, num_key_value_heads=1, head_dim=6, v_head_dim=4, sliding_window=7),
             [LayerShape(1, 6, None), LayerShape(2, 6, 7), LayerShape(2, 6, 7)],
         ),
+        (
+            _bare(attention_chunk_size=6, layer_types=["chunked_attention", "full_attention"]),
+            [LayerShape(4, 8, 6, chunked=True), LayerShape(4, 8, None)],
+        ),
         (JetMoeConfig(num_hidden_layers=1, num_key_value_heads=2, kv_channels=8), [LayerShape(4, 8, None)]),
         (
             LongcatFlashConfig(num_layers=1, num_attention_heads=4, qk_nope_head_dim=8, qk_rope_head_dim=4),
@@ -91,7 +95,7 @@ def test_a_config_that_the_arena_cannot_hold_is_refused_in_these_words() -> None
         layer_shapes(_bare(layer_types=["odd", "full_attention", "linear", "odd"]))
     assert str(refused.value) == (
         "a bare model has layers of kind linear, odd; the arena holds full_attention, hybrid, sliding_attention, "
-        "hybrid_sliding, linear_attention, conv, mlp, moe: choose another model"
+        "hybrid_sliding, chunked_attention, linear_attention, conv, mlp, moe: choose another model"
     )
     for config, name in ((_bare(is_encoder_decoder=True), "bare"), (RwkvConfig(), "rwkv")):
         with pytest.raises(SpecdecError) as refused:

@@ -20,8 +20,12 @@ from specdec.recurrent import ChunkStates, StateCache, WindowStates
 from specdec.states import StateKey, StateShape
 
 ROWS, LONGEST, WIDEST, SIZE = 3, 40, 6, 4
-LAYERS = (LayerShape(1, SIZE, None), LayerShape(2, SIZE, 5), LayerShape(1, SIZE, 1), LayerShape(2, SIZE, 5))
-"""A full layer and three rings, two of one shape with another between them."""
+LAYERS = (
+    *(LayerShape(1, SIZE, None), LayerShape(2, SIZE, 5), LayerShape(1, SIZE, 1), LayerShape(2, SIZE, 5)),
+    *(LayerShape(1, SIZE, 5, chunked=True), LayerShape(1, SIZE, 3, chunked=True)),
+)
+"""A full layer, three rings, two of one shape with another between them, and two layers of chunks, one of 5 tokens as
+the rings look back."""
 
 KERNEL, PRIME = 3, 1_000_003
 STATES = {
@@ -66,6 +70,13 @@ def _mixed(last: torch.Tensor) -> torch.Tensor:
     return (last * torch.tensor([7, 11, 13])).sum(dim=1)
 
 
+def first_seen(shape: LayerShape, position: int) -> int:
+    """The first position that a token at ``position`` sees in a layer."""
+    if shape.span is None:
+        return 0
+    return position - position % shape.span if shape.chunked else max(0, position - shape.span + 1)
+
+
 def parents_of(width: int) -> st.SearchStrategy[list[int]]:
     """Draw the parents of one row's window: any tree in which parents precede children."""
     return st.tuples(*(st.integers(0, i - 1) for i in range(1, width))).map(lambda rest: [-1, *rest])
@@ -83,7 +94,7 @@ def windows(draw: st.DrawFn, rows: int) -> tuple[list[list[int]], list[int]]:
 
 
 class Rollback(RuleBasedStateMachine):
-    """Rows of an arena with one full layer and three rings, and a list of written numbers for each row."""
+    """Rows of an arena with a full layer, rings and chunks, and a list of written numbers for each row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +262,7 @@ class Rollback(RuleBasedStateMachine):
         shape = LAYERS[layer]
         capacity = self.arena.capacity[shape.span]
         for row, numbers in enumerate(committed):
-            first = 0 if shape.span is None else max(0, len(numbers) - shape.span + 1)
+            first = first_seen(shape, len(numbers))
             visible = {position % capacity for position in range(first, len(numbers))}
             writes = set(plan.cells[shape.span][row].tolist())
             assert not visible & writes, f"I6: cells {visible & writes} of layer {layer}\n{self.steps}"
@@ -259,9 +270,8 @@ class Rollback(RuleBasedStateMachine):
     def a_slot_sees_its_past_and_its_ancestors_only(
         self, plan: Any, layer: int, committed: list[list[float]], marks: torch.Tensor, parents: list[list[int]]
     ) -> None:
-        """I3: a slot sees its past and its ancestors only, within the span; padding slots too."""
-        span = LAYERS[layer].span
-        mask = plan.mask[span]
+        """I3: a slot sees its past and its ancestors only, within the span or its chunk; padding slots too."""
+        mask = plan.at(layer).mask
         for row, numbers in enumerate(committed):
             cells = self.arena.keys[layer][plan.rows][row, 0, :, 0]
             for slot in range(len(parents[row])):
@@ -270,7 +280,7 @@ class Rollback(RuleBasedStateMachine):
                     lineage.append(float(marks[row, node]))
                     node = parents[row][node]
                 past = numbers + lineage[::-1]
-                expected = past if span is None else past[-span:]
+                expected = past[first_seen(LAYERS[layer], len(past) - 1) :]
                 seen = cells[: mask.shape[-1]][mask[row, 0, slot] == 0].tolist()
                 assert sorted(seen) == expected, f"I3: layer {layer}, row {row}, slot {slot}\n{self.steps}"
 
@@ -303,9 +313,8 @@ class Rollback(RuleBasedStateMachine):
         self, plan: Any, layer: int, query: torch.Tensor, fresh: torch.Tensor, out: torch.Tensor
     ) -> None:
         """I4, and I7 within a batch: garbage in the cells that no slot of a row sees does not change the output."""
-        span = LAYERS[layer].span
-        unseen = (plan.mask[span] != 0).all(dim=2)[:, 0]
-        capacity = self.arena.capacity[span]
+        unseen = (plan.at(layer).mask != 0).all(dim=2)[:, 0]
+        capacity = self.arena.capacity[LAYERS[layer].span]
         hidden = torch.ones(len(unseen), capacity, dtype=torch.bool)
         hidden[:, : unseen.shape[1]] = unseen
         for tensor in (self.arena.keys[layer], self.arena.values[layer]):
