@@ -116,6 +116,14 @@ OPTIONS = (
         read=values.with_paths,
     ),
     Option(
+        "width",
+        "",
+        "a row for each window width, replays with K = width - 1 in place of other strategies, and a table of what is "
+        "equal, a tie or a bug at each: 1-16",
+        many=True,
+        read=values.unless_empty(values.spans(1)),
+    ),
+    Option(
         "peer",
         "auto",
         "outside references in the same table, with options: transformers_prompt_lookup(k=10); auto: transformers, "

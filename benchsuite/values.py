@@ -115,6 +115,23 @@ def wholes(least: int) -> Reader[tuple[int, ...]]:
     return read
 
 
+def spans(least: int) -> Reader[tuple[int, ...]]:
+    """Return the reader of a comma list of whole numbers from ``least`` and of spans of them: ``1-8,16``."""
+
+    def read(text: str, option: str) -> tuple[int, ...]:
+        found = list[int]()
+        for part in names(text, option):
+            first, dash, last = part.partition("-")
+            low, high = _whole(first), _whole(last if dash else first)
+            if not least <= low <= high:
+                expected = f"whole numbers, {least} or more, or spans of them, separated by commas: 1-8,16"
+                raise refused_value(option, part, expected)
+            found += range(low, high + 1)
+        return tuple(dict.fromkeys(found))
+
+    return read
+
+
 def sampled(name: str) -> Reader[tuple[float, ...]]:
     """Return the reader of a comma list of values of one parameter of sampling, in the range that requests have."""
     fits, expected = RANGES[name]

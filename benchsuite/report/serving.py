@@ -13,6 +13,7 @@ from benchsuite.measure.interval import FEWEST
 from benchsuite.measure.verdict import SpeedVerdict, noise_of
 from benchsuite.report.document import Document, Lines, Section, Table
 from benchsuite.report.renderers import markdown
+from benchsuite.report.widths import kinds_by_width
 
 COLUMNS = (
     "ok: requests answered / asked; speed: from sending to the end of an answer, per token where texts differ, over "
@@ -140,8 +141,34 @@ def serving_document(bench: ServingBench) -> Document:
             *loads,
             Section("Columns", [Lines(COLUMNS)] if loads else []),
             Section("Outputs", [Lines(outputs)] if outputs else []),
+            Section("By window width", served_widths(bench)),
         ],
     )
+
+
+def served_widths(bench: ServingBench) -> list[Table | Lines]:
+    """Return what was found of the endpoints that stand for a window width each: the certificate of each, its speed
+    under every load, and the first width with a bug; nothing without such endpoints."""
+    widths = bench.plan.widths
+    if not widths:
+        return []
+    states = {one.endpoint: one.state for one in bench.certificates or ()}
+    speeds = {load: {row.endpoint: row.speed for row in bench.figures(load)} for load in bench.blocks}
+    ordered = sorted(widths.items(), key=lambda pair: pair[1])
+    kinds: dict[str, list[int]] = {}
+    for name, width in ordered:
+        kinds.setdefault(states.get(name, "not compared"), []).append(width)
+    body = [
+        [
+            str(width),
+            name,
+            states.get(name, "not compared"),
+            *("-" if (found := by[name]) is None else f"{found.ratio:.2f}x" for by in speeds.values()),
+        ]
+        for name, width in ordered
+    ]
+    table = Table(["width", "endpoint", "outputs", *(f"speed, {load.label}" for load in speeds)], body)
+    return [table, Lines([kinds_by_width(kinds)])]
 
 
 def write_serving(root: Path, bench: ServingBench, complete: bool) -> Path:

@@ -13,6 +13,7 @@ from benchsuite.report.document import Code, Document, Generations, Lines, Plots
 from benchsuite.report.engines import engines_table
 from benchsuite.report.generation import ShownToken, generation
 from benchsuite.report.predicted import forecast_section
+from benchsuite.report.widths import widths_parts
 
 REPEAT = (
     "To repeat it, on this machine or another: pytest --pyargs benchsuite.test_speculation --specdec-repeat FOLDER, "
@@ -62,6 +63,7 @@ def _section(one: SettingResults) -> Section:
             tables.rows_table(pooled, tables.LATENCY, "Contract and latency"),
             tables.rows_table(pooled, tables.REASONS, "Why"),
             tables.rows_table(pooled, tables.SHARES, "Where the time goes"),
+            *widths_parts(pooled),
             Lines([*tables.LEGEND, *tables.op_lines(rows)]),
             Lines(tables.notes(pooled, rows)),
             engines_table(one),

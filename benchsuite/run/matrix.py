@@ -31,13 +31,23 @@ def build_matrix(request: RunRequest) -> list[Arm]:
     """
     peers = [peer for peer in request.peer if peer == "auto" or (peer != "none" and parse_peer(peer))]
     peers += endpoint_peers(request.endpoint)
-    ours = named_strategies(request.arm) if request.arm else _product(request)
+    ours = named_strategies(_of_widths(request.width) if request.width else request.arm)
+    ours = ours if request.arm or request.width else _product(request)
     arms = [
         Arm(setting, **one)
         for setting in settings_of(request)
         for one in _strategies(setting, ours, peers, request.graphs == "auto")
     ]
     return list(dict.fromkeys(arms))
+
+
+WIDTH_DRAFT = "oracle(0.9)"
+"""The draft of --specdec-width: its windows are always full, and are kept up to any place of them."""
+
+
+def _of_widths(widths: Sequence[int]) -> str:
+    """The strategies of these window widths, as --specdec-arm has them; plain decoding has width 1."""
+    return ", ".join(f"{WIDTH_DRAFT}/match/fixed/{width - 1}" for width in widths if width > 1)
 
 
 def known_part(request: RunRequest) -> RunRequest:

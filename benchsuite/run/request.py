@@ -54,6 +54,7 @@ class RunRequest:
     k: tuple[int, ...] | None
     adaptive_k: tuple[int, ...] | None
     arm: str
+    width: tuple[int, ...] | None
     peer: tuple[str, ...]
     endpoint: tuple[Endpoint, ...]
     endpoint_start: Path | None
@@ -144,6 +145,13 @@ class RunRequest:
                 if name in self.given:
                     raise SpecdecError(
                         f"--specdec-arm says which strategies run; leave out --specdec-{name}, or --specdec-arm"
+                    )
+        if self.width:
+            for name in ("draft", "policy", "controller", "k", "adaptive-k", "arm"):
+                if name in self.given:
+                    raise SpecdecError(
+                        "--specdec-width replays plain at each width, and no other strategy: leave out "
+                        f"--specdec-{name}, or --specdec-width"
                     )
         if self.adaptive_k and {"k", "controller"} & self.given:
             raise SpecdecError(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from benchsuite.benches.serving.figures import EndpointFigures
     from benchsuite.benches.serving.load import Traffic
     from benchsuite.benches.serving.restarts import ServersInTurn
+    from benchsuite.benches.serving.widths import StartedEndpoints
     from benchsuite.run.request import RunRequest
 
 CERTIFICATES = "specdec_certificates"
@@ -97,11 +98,11 @@ class ServingPlugin:
         return LocalJudge(self.request.certify_by).read
 
     def _servers(self, plan: ServingPlan) -> ServersInTurn:
-        from benchsuite.benches.serving.restarts import ServersInTurn, read_commands
+        from benchsuite.benches.serving.restarts import ServersInTurn
         from specdec.errors import SpecdecError
 
         if self.request.endpoint_start is not None:
-            return ServersInTurn(read_commands(self.request.endpoint_start, plan.endpoints))
+            return ServersInTurn(self._started().commands)
         addresses = [endpoint.url for endpoint in plan.endpoints]
         twice = next((url for url in addresses if addresses.count(url) > 1), None)
         if twice:
@@ -110,6 +111,11 @@ class ServingPlugin:
                 "the command that starts each"
             )
         return ServersInTurn({})
+
+    def _started(self) -> StartedEndpoints:
+        from benchsuite.benches.serving.widths import started_endpoints
+
+        return started_endpoints(self.request.endpoint, self.request.endpoint_start, self.request.width)
 
     def _plan(self) -> ServingPlan:
         import secrets
@@ -120,7 +126,8 @@ class ServingPlugin:
         from benchsuite.measure.workloads import load_workload, workload_names
         from specdec_plugins.endpoints.client import Ask
 
-        request, endpoints = self.request, self.request.endpoint
+        request, started = self.request, self._started()
+        endpoints = started.endpoints
         if total := request.timeout:
             endpoints = tuple(replace(one, total_s=total, read_s=min(one.read_s, total)) for one in endpoints)
         names = [name for text in request.workload for name in workload_names(text)]
@@ -135,7 +142,8 @@ class ServingPlugin:
         gate = request.gate
         if gate:  # what is compared with the first one is compared with the base
             endpoints = tuple(sorted(endpoints, key=lambda one: one.name != gate.endpoint))
-        return ServingPlan(endpoints, prompts, ask, request.pairs or 1, slo, request.seed, loads, new, gate is not None)
+        rounds, gated = request.pairs or 1, gate is not None
+        return ServingPlan(endpoints, prompts, ask, rounds, slo, request.seed, loads, new, gated, widths=started.widths)
 
     def _one(self, name: str) -> float:
         """The value of a parameter of sampling; SpecdecError for several."""

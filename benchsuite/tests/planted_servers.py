@@ -250,3 +250,17 @@ class ConfusesAnswers(KeepsAnswers):
     """Keeps answers, and knows a prompt by its last four words alone."""
 
     words = 4
+
+
+class WrongFromNine(ChangesSome):
+    """A fifth of the tokens are others where a step has eight proposals, K, or more: a window of nine slots."""
+
+    share = 0.2
+
+    def __init__(self, seed: int = 0, rounding: float = 0.0, k: int = 8) -> None:
+        super().__init__(seed, rounding)
+        self.k = k
+
+    def wrong(self, ask: Ask, place: int) -> bool:
+        """See the class."""
+        return self.k >= 8

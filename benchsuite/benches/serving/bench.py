@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -48,7 +48,7 @@ class ServingPlan:
     the prompts out; without any, each has all of them. Endpoints of one address are servers that run in turn.
     ``before_new``: what certificates put before a prompt so that no server knows it; nothing: they are of known prompts
     alone. ``gated``: a gate compares the endpoints; the first is not measured again, which would teach a server that
-    learns, and the page of each is read around every group.
+    learns, and the page of each is read around every group. ``widths``: of the endpoints that stand for one each.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -60,6 +60,7 @@ class ServingPlan:
     loads: tuple[Traffic, ...] = ()
     before_new: str = ""
     gated: bool = False
+    widths: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         counts = Counter(label for label, _ in self.prompts)

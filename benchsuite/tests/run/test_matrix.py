@@ -77,6 +77,26 @@ def test_without_k_a_controller_has_its_own() -> None:
     assert [(arm.controller, arm.k) for arm in found] == [("fixed", 4), ("fixed", 7), ("goodput", 9)]
 
 
+def test_a_width_is_a_replay_of_one_proposal_less_and_plain_has_width_one() -> None:
+    found = ours(width="1-3,16")
+    assert [(arm.draft, arm.policy, arm.controller, arm.k) for arm in found] == [
+        ("oracle(0.9)", "match", "fixed", k) for k in (1, 2, 15)
+    ]
+    assert ours(width="1") == []
+    for name, text in {"draft": "ngram", "k": "4", "arm": "ngram", "policy": "match"}.items():
+        with pytest.raises(SpecdecError, match=f"leave out --specdec-{name}, or --specdec-width"):
+            requested(**ONE, width="1-3", **{name: text})
+
+
+@pytest.mark.parametrize("text", ["0-3", "3-1", "1-", "-3", "1-x", "1-2-3", "2.5", ""])
+def test_what_is_no_width_is_refused(text: str) -> None:
+    if text:
+        with pytest.raises(SpecdecError, match="--specdec-width is .*; expected whole numbers, 1 or more, or spans"):
+            requested(width=text)
+    else:
+        assert requested(width=text).width is None
+
+
 def test_an_adaptive_k_is_the_most_and_begins_with_four_at_most() -> None:
     found = ours(draft="ngram,suffix", adaptive_k="2,4,5,16")
     expected = [("adaptive(maximum=2)", 2), *((f"adaptive(maximum={most})", 4) for most in (4, 5, 16))]

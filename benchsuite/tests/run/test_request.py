@@ -22,13 +22,14 @@ STRATEGY = {"draft": "ngram", "policy": "match", "controller": "fixed", "k": "4"
 """What --specdec-arm says by itself."""
 
 
-APART = ("arm", "adaptive-k", "precision", "budget", "predict", "config", "repeat")
+APART = ("arm", "width", "adaptive-k", "precision", "budget", "predict", "config", "repeat")
 """Options that are not read together with all others."""
 
 TOGETHER = (
     tuple(one.name for one in OPTIONS if one.name not in (*APART, *(name.replace("_", "-") for name in STRATEGY))),
     (*(name for name in STRATEGY if name != "adaptive_k"), "precision", "budget", "predict"),
     ("arm",),
+    ("width",),
     ("adaptive-k",),
 )
 """All options of a file, in groups that exclude nothing of themselves."""
