@@ -231,6 +231,13 @@ OPTIONS = (
         read=values.names,
     ),
     Option(
+        "depth",
+        "0",
+        "tokens of a conversation, a document or code before each question, in turn: 0,2k,8k; k is 1,024",
+        many=True,
+        read=values.depths,
+    ),
+    Option(
         "temperature",
         "0",
         "0 is greedy",

@@ -21,6 +21,8 @@ T = TypeVar("T")
 Reader = Callable[[str, str], T]
 
 DEFAULTS = SamplingParams()
+LEAST_DEPTH = 256
+"""The fewest tokens before a question: of less, a turn's own tokens would be more than one per cent."""
 YES, NO = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off")
 
 
@@ -130,6 +132,19 @@ def spans(least: int) -> Reader[tuple[int, ...]]:
         return tuple(dict.fromkeys(found))
 
     return read
+
+
+def depths(text: str, option: str) -> tuple[int, ...]:
+    """Return the numbers of tokens of a comma list: ``0,2k,8192``, k being 1,024."""
+    found = []
+    for part in names(text, option):
+        thousands = part.endswith("k")
+        value = _whole(part.removesuffix("k")) * (1024 if thousands else 1)
+        if not (value == 0 or value >= LEAST_DEPTH):
+            expected = f"numbers of tokens, each 0 or {LEAST_DEPTH} and more, separated by commas: 0,2k,8k"
+            raise refused_value(option, part, expected)
+        found.append(int(value))
+    return tuple(dict.fromkeys(found))
 
 
 def sampled(name: str) -> Reader[tuple[float, ...]]:

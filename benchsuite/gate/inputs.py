@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ SAMPLED = 4096
 
 
 def prompts_digest(questions: Sequence[Question]) -> str:
-    """16 hexadecimal digits of the texts of all turns, in order."""
-    return _hexadecimal(json.dumps([question.turns for question in questions]).encode())
+    """16 hexadecimal digits of the texts of all turns and of what says the text before them, in order."""
+    found = [[*question.turns, *([asdict(question.before)] if question.before else [])] for question in questions]
+    return _hexadecimal(json.dumps(found).encode())
 
 
 def rendered_digest(prompts: Sequence[Sequence[int]]) -> str:

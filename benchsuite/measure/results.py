@@ -14,12 +14,13 @@ from benchsuite.measure.paired import Cost, Series
 from benchsuite.measure.rows import Row, Text, make_rows
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.measure.weights import Weights
+from benchsuite.measure.workloads.depths import depth_name, split_depth
 
 
 @dataclass(frozen=True)
 class SettingResults:
     """One setting, apart from its workload: its cells, the ``rows`` of each, and each strategy's row over all of them.
-    ``across`` as in ``Measured``.
+    ``across`` and ``baseline`` as in ``Measured``.
 
     Example: ``[row.figures.speedup for row in results.settings[0].pooled]``
     """
@@ -29,6 +30,19 @@ class SettingResults:
     rows: tuple[Row, ...]
     pooled: tuple[Row, ...]
     across: tuple[str, ...] = ()
+    baseline: str = "plain"
+
+    @cached_property
+    def by_depth(self) -> Mapping[int, tuple[Row, ...]]:
+        """Each strategy's row over all workloads of one depth, by the tokens before their questions; empty where no
+        question has any."""
+        depths = sorted({split_depth(cell.setting.workload)[1] for cell in self.cells})
+        found = dict[int, tuple[Row, ...]]()
+        for depth in depths if any(depths) else ():
+            cells = [cell for cell in self.cells if split_depth(cell.setting.workload)[1] == depth]
+            name = depth_name("all", depth)
+            found[depth] = tuple(rows_of(pools_of(cells), cells, name, None, self.baseline, self.across).values())
+        return found
 
     @cached_property
     def contrasts(self) -> Mapping[tuple[Arm, Arm], SpeedVerdict]:
@@ -102,6 +116,7 @@ def setting_results(
         tuple(row for row in rows if row.arm.setting.without_workload == setting),
         tuple(rows_of(pools_of(mine), mine, "all", None, baseline, across).values()),
         tuple(across),
+        baseline,
     )
 
 

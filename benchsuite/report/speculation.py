@@ -9,6 +9,7 @@ from typing import Any
 from benchsuite.measure.results import Results, SettingResults
 from benchsuite.report import pictures, tables
 from benchsuite.report.answer import answers, usable
+from benchsuite.report.depths import depth_tables
 from benchsuite.report.document import Code, Document, Generations, Lines, Plots, Section
 from benchsuite.report.engines import engines_table
 from benchsuite.report.generation import ShownToken, generation
@@ -64,6 +65,7 @@ def _section(one: SettingResults) -> Section:
             tables.rows_table(pooled, tables.REASONS, "Why"),
             tables.rows_table(pooled, tables.SHARES, "Where the time goes"),
             *widths_parts(pooled),
+            *depth_tables(one),
             Lines([*tables.LEGEND, *tables.op_lines(rows)]),
             Lines(tables.notes(pooled, rows)),
             engines_table(one),

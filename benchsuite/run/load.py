@@ -66,7 +66,8 @@ class LoadPlugin(TargetPlugin["LoadBench"]):
         from benchsuite.benches.load.bench import LoadPlan
         from benchsuite.benches.serving.figures import Slo
         from benchsuite.benches.serving.load import loads_of
-        from benchsuite.measure.workloads import load_workload, workload_names
+        from benchsuite.measure.workloads import load_workload
+        from benchsuite.run.names import named_workloads
         from specdec.errors import SpecdecError
 
         request = self.request
@@ -80,7 +81,7 @@ class LoadPlugin(TargetPlugin["LoadBench"]):
                 f"--specdec-max-new-tokens is {request.texts['max-new-tokens']!r}; under load all requests have one "
                 "limit: name one"
             )
-        names = [name for text in request.workload for name in workload_names(text)]
+        names = named_workloads(request)
         return LoadPlan(
             tuple(loads_of(request.batch, request.rate)),
             tuple(load_workload(name).first(request.prompts) for name in names),

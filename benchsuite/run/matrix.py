@@ -12,8 +12,7 @@ from typing import Any
 from benchsuite import values
 from benchsuite.measure.arms import Arm, PeerName, Setting
 from benchsuite.measure.peers import parse_peer, peer_batches
-from benchsuite.measure.workloads import workload_names
-from benchsuite.run.names import EXTRA, split_arms
+from benchsuite.run.names import EXTRA, named_workloads, split_arms
 from benchsuite.run.request import RunRequest
 from specdec.devices import kind_of, records
 from specdec.errors import SpecdecError, unknown
@@ -92,7 +91,7 @@ def settings_of(request: RunRequest) -> list[Setting]:
     lists: dict[str, Sequence[object]] = {
         **{name: getattr(request, name) for name in ("target", "backend", "device", "dtype", "batch")},
         **request.sampling,
-        "workload": [name for text in request.workload for name in workload_names(text)],
+        "workload": named_workloads(request),
     }
     products = (dict(zip(lists, chosen, strict=True)) for chosen in itertools.product(*lists.values()))
     return [Setting.of({"seed": request.seed, **chosen}) for chosen in products]

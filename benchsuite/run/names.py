@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from benchsuite.measure.conditions import known_conditions
 from benchsuite.measure.workloads import workload_names
+from benchsuite.measure.workloads.depths import depth_name, split_depth
 from benchsuite.run.request import RunRequest
 from specdec.choices import check_device, check_dtype, check_model
 from specdec.errors import SpecdecError, unknown
@@ -29,8 +30,7 @@ def refuse_unknown_names(request: RunRequest) -> None:
     _refuse_if_all_are(lambda name: _refuse_unregistered(known, "backend", [name]), request.backend)
     if request.judge:
         check_model(request.judge)
-    for name in request.workload:
-        workload_names(name)
+    named_workloads(request)
     known_conditions(request.across)
     strategies = [parts for _, parts in split_arms(request.arm)]
     for kind, texts in {
@@ -40,6 +40,16 @@ def refuse_unknown_names(request: RunRequest) -> None:
         "peer": request.peer,
     }.items():
         _refuse_unregistered(known, kind, texts)
+
+
+def named_workloads(request: RunRequest) -> list[str]:
+    """Return the workloads of a request, each at every depth, by their names. SpecdecError for one that cannot be read,
+    and for a depth in a name beside those of --specdec-depth."""
+    found = [name for text in request.workload for name in workload_names(text)]
+    deep = [name for name in found if split_depth(name)[1]]
+    if deep and request.depth != (0,):
+        raise SpecdecError(f"{deep[0]} has a depth of its own: leave it out of the name, or leave out --specdec-depth")
+    return [depth_name(name, depth) if depth else name for name in found for depth in request.depth]
 
 
 def _refuse_if_all_are(check: Callable[[str], object], names: Iterable[str]) -> None:

@@ -71,6 +71,7 @@ class RunRequest:
     exact: bool
     batch: tuple[int, ...]
     workload: tuple[str, ...]
+    depth: tuple[int, ...]
     sampling: Mapping[str, tuple[float, ...]]
     seed: int
     prompts: int | None

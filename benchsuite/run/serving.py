@@ -123,14 +123,15 @@ class ServingPlugin:
 
         from benchsuite.benches.serving.bench import ServingPlan, prompts_of
         from benchsuite.benches.serving.figures import Slo
-        from benchsuite.measure.workloads import load_workload, workload_names
+        from benchsuite.measure.workloads import load_workload
+        from benchsuite.run.names import named_workloads
         from specdec_plugins.endpoints.client import Ask
 
         request, started = self.request, self._started()
         endpoints = started.endpoints
         if total := request.timeout:
             endpoints = tuple(replace(one, total_s=total, read_s=min(one.read_s, total)) for one in endpoints)
-        names = [name for text in request.workload for name in workload_names(text)]
+        names = named_workloads(request)
         loads = tuple(self.loads.values())
         most = request.prompts and request.prompts * len(loads)
         prompts = prompts_of([load_workload(name).first(most) for name in names])

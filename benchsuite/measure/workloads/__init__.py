@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 # specdec is imported where it is needed, because it imports torch and transformers, which reading files does without.
 from benchsuite.machine.user_files import UserFileError, parsed_json, user_text
 from benchsuite.measure.workloads.chronicle import chronicle
+from benchsuite.measure.workloads.depths import KINDS_BEFORE, TextBefore, depth_name, split_depth
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,12 +44,14 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECD
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation: the user's turns, at least one; two with the same turns are equal.
+    """One conversation: the user's turns, at least one, and the text ``before`` them, if there is any; two of which
+    all is the same are equal.
 
     Example: ``Question(("Name a city.", "Name another.")).prompt(tokenizer, ["Oslo."])`` ends with the second turn.
     """
 
     turns: tuple[str, ...]
+    before: TextBefore | None = None
 
     def prompt(self, tokenizer: PreTrainedTokenizerBase, answers: Sequence[str]) -> tuple[int, ...]:
         """Return the token ids of the conversation that ends with user turn number ``len(answers)``, from 0.
@@ -62,7 +65,9 @@ class Question:
         if asked >= len(self.turns):
             raise _refusal(f"{asked} answers were given; expected 0 to {len(self.turns) - 1}, fewer than turns")
         earlier = [text for pair in zip(self.turns[:asked], answers, strict=True) for text in pair]
-        return tuple(chat_ids(tokenizer, *earlier, self.turns[asked]))
+        first, *others = [*earlier, self.turns[asked]]
+        begun = self.before.turns(tokenizer, first) if self.before else (first,)
+        return tuple(chat_ids(tokenizer, *begun, *others))
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,19 @@ class Workload:
     @property
     def label(self) -> str:
         """The header of a column: the kind, the category, or the file's stem; two workloads may share it."""
-        path, category = _split(self.name)
-        return category or Path(path).stem
+        name, depth = split_depth(self.name)
+        path, category = _split(name)
+        return depth_name(category or Path(path).stem, depth)
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The first turn of each question."""
+        """The first turn of each question. SpecdecError for questions with text before them, which a tokenizer measures
+        out: a server is asked in texts."""
+        if any(question.before for question in self.questions):
+            raise _refusal(
+                f"the workload {self.name} has text before its questions; servers are asked without: name it "
+                f"{split_depth(self.name)[0]}, and leave out --specdec-depth"
+            )
         return tuple(question.turns[0] for question in self.questions)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
@@ -113,7 +125,10 @@ def workload_names(text: str) -> list[str]:
 
     Example: ``workload_names("question.jsonl")`` is ``["question.jsonl:writing", "question.jsonl:math"]``.
     """
+    text, depth = split_depth(text)
     path, category = _split(text)
+    if depth:
+        return [depth_name(name, depth) for name in workload_names(text)]
     if text in BUILT_IN or category is not None:
         return [load_workload(text).name]
     found = dict.fromkeys(kind for kind, _ in _lines(path))
@@ -123,11 +138,15 @@ def workload_names(text: str) -> list[str]:
 def load_workload(name: str) -> Workload:
     """Return a built-in kind by its name, or the questions of ``file.jsonl`` or of ``file.jsonl:category``.
 
+    ``name@2k`` has the same questions, each behind 2,048 tokens of a conversation, a document or code in turn.
     Each line of a file is a JSON object with ``turns``, a list of texts, or with ``messages``, a list of objects with a
     ``role`` (always "user") and a ``content``; with a ``category`` on every line or on none; other keys are not read.
     Raises SpecdecError for an unknown name or category, for a file that cannot be read, for a bad line, naming it, and
     for a file with placeholders in place of texts.
     """
+    base, depth = split_depth(name)
+    if depth:
+        return Workload(name, _behind(load_workload(base).questions, depth))
     path, category = _split(name)
     lines = _lines(path)
     if category is None:
@@ -138,6 +157,14 @@ def load_workload(name: str) -> Workload:
 
         raise unknown("category", category, {kind for kind, _ in lines if kind}, f"They are those of {path}.")
     return Workload(name, chosen)
+
+
+def _behind(questions: Sequence[Question], depth: int) -> tuple[Question, ...]:
+    """The questions behind so many tokens; those that are equal have one text before them."""
+    kinds, places = [*KINDS_BEFORE], {question: place for place, question in enumerate(dict.fromkeys(questions))}
+    return tuple(
+        replace(one, before=TextBefore(kinds[places[one] % len(kinds)], depth, places[one])) for one in questions
+    )
 
 
 def _split(name: str) -> tuple[str, str | None]:

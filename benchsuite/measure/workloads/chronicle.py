@@ -220,18 +220,53 @@ def chronicle(words: int, seed: int) -> str:
 
     Example: ``chronicle(1200, 0)`` is about 1,900 tokens long for SmolLM2.
     """
-    coin = random.Random(seed)
-    town = Town(coin)
+    town = Town(random.Random(seed))
     first = dict(town.prices)
-    days, count = list[str](), 0
-    for day in _days(town):
-        days.append(day)
-        count += len(day.split())
-        if count >= words:
-            break
-    told = "\n\n".join(days)
+    told = "\n\n".join(_told(_days(town), words))
     asked = _question(town, first, seed)
     return f"Read the chronicle of a harbour town and answer the question below it.\n\n{told}\n\n{asked}"
+
+
+def chronicle_text(words: int, seed: int) -> str:
+    """Return a chronicle of at least ``words`` words alone, its days with a blank line between them."""
+    return "\n\n".join(_told(_days(Town(random.Random(seed))), words))
+
+
+def harbour_talk(words: int, seed: int) -> str:
+    """Return a conversation of at least ``words`` words about the town: the user's and the assistant's turns in turn,
+    the user's first, with a blank line between them. Answers tell the state of the town at that day."""
+    return "\n\n".join(_told(_talk(Town(random.Random(seed))), words))
+
+
+def _told(parts: Iterator[str], words: int) -> Iterator[str]:
+    """The first parts that have so many words or more together."""
+    count = 0
+    for part in parts:
+        yield part
+        count += len(part.split())
+        if count >= words:
+            return
+
+
+def _talk(town: Town) -> Iterator[str]:
+    """Questions and answers, a pair at once."""
+    coin = town.coin
+    for day in _days(town):
+        date, _, told = day.partition(". ")
+        asked = coin.choice(("What happened on {}?", "Tell me of {}.", "What was written down on {}?", "And {}?"))
+        yield f"{asked.format(date)}\n\n{told}"
+        good, person, work = coin.choice(GOODS), coin.choice(PEOPLE), coin.choice(WORKS)
+        ships = ", ".join(f"the {ship}" for ship in sorted(town.docked))
+        yield "\n\n".join(
+            coin.choice(
+                (
+                    (f"What does a barrel of {good} cost now?", f"{town.prices[good]} crowns."),
+                    (f"What is the trade of {person}?", f"{person} is a {town.trades[person]}."),
+                    (f"How far has {work} come?", f"To {town.works[work]} parts in a hundred."),
+                    ("Which ships lie in the harbour?", ships[:1].upper() + ships[1:] + "." if ships else "None."),
+                )
+            )
+        )
 
 
 def _days(town: Town) -> Iterator[str]:

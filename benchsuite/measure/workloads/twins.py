@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchsuite.measure.workloads import Question
@@ -72,8 +73,10 @@ def twin_ids(question: Question, tokenizer: PreTrainedTokenizerBase, coin: rando
     """
     line, _, rest = twin_of(question.turns[0], coin).partition("\n")
     words, ids = rest.split(" "), tuple[int, ...]()
+    # The line has tokens of its own: there is room for them where there are fewer before.
+    before = question.before and replace(question.before, tokens=question.before.tokens * 15 // 16)
     for skipped in range(len(words)):
-        ids = Question((f"{line}\n{' '.join(words[skipped:])}",)).prompt(tokenizer, ())
+        ids = replace(question, turns=(f"{line}\n{' '.join(words[skipped:])}",), before=before).prompt(tokenizer, ())
         if len(ids) <= room:
             break
     return ids[-room:]

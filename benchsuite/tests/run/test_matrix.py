@@ -97,6 +97,20 @@ def test_what_is_no_width_is_refused(text: str) -> None:
         assert requested(width=text).width is None
 
 
+def test_every_workload_is_measured_at_every_depth() -> None:
+    found = settings_of(requested(**{**ONE, "workload": "chat,json", "depth": "0,2k,300"}))
+    assert [setting.workload for setting in found] == ["chat", "chat@2k", "chat@300", "json", "json@2k", "json@300"]
+    assert [setting.workload for setting in settings_of(requested(**{**ONE, "workload": "chat@1k"}))] == ["chat@1k"]
+    with pytest.raises(SpecdecError, match="chat@1k has a depth of its own"):
+        settings_of(requested(**{**ONE, "workload": "json,chat@1k", "depth": "0,2k"}))
+
+
+@pytest.mark.parametrize("text", ["-1", "100", "0.5k", "k", "2K", "2k-8k"])
+def test_what_is_no_depth_is_refused(text: str) -> None:
+    with pytest.raises(SpecdecError, match="--specdec-depth is .*; expected numbers of tokens, each 0 or 256 and more"):
+        requested(depth=text)
+
+
 def test_an_adaptive_k_is_the_most_and_begins_with_four_at_most() -> None:
     found = ours(draft="ngram,suffix", adaptive_k="2,4,5,16")
     expected = [("adaptive(maximum=2)", 2), *((f"adaptive(maximum={most})", 4) for most in (4, 5, 16))]

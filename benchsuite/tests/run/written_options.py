@@ -8,6 +8,7 @@ WRITTEN = {
     "arm": "ngram/match/fixed/2, fast=suffix",
     "adaptive-k": "8",
     "k": "2,4",
+    "depth": "0,2k",
     "width": "1-3,8",
     "endpoint": "plain=http://localhost:1",
     "endpoint-start": "servers.yaml",
