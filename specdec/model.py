@@ -126,11 +126,11 @@ class ArenaModel:
         # From all over the vocabulary: its first ids are control tokens, after which rounding alone changed the logits
         # of SmolLM2 in bfloat16 by a fifth.
         tokens = (torch.arange(6, device=self.device) * 7919 % self.vocabulary)[None]
+        run_in_slots(self._keepers)
         asking: dict[str, StateCache] = {"cache": StateCache()} if self._keepers else {}
         before = self.model(tokens, use_cache=False, **asking).logits.float()
         if self._keepers:
             self.states = asking["cache"].shapes()
-            run_in_slots(self._keepers)
         self.model.set_attn_implementation("specdec")
         self.swap.put_in()
         reason = self._differs(tokens, before)

@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -33,6 +32,15 @@ class StateCache(Cache):  # type: ignore[misc]  # transformers' classes are unty
     fresh = True
     """Whether the text begins with this forward, so that there is no state before it."""
 
+    in_slots = False
+    """Whether modules run once for each slot, not for all of them at once."""
+
+    slot: int | None = None
+    """The slot for which a module runs; None where it runs for all of them at once."""
+
+    part: Tensor | None = None
+    """The first argument of the module for this slot."""
+
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.held: dict[StateKey, Tensor] = {}
@@ -44,6 +52,17 @@ class StateCache(Cache):  # type: ignore[misc]  # transformers' classes are unty
     def run(self, module: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What the forward of a module returns for all its tokens."""
         return module(*given, **named)
+
+    def slots(
+        self, given: tuple[Any, ...], named: dict[str, Any], width: int
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The arguments of a module for each of ``width`` slots alone; ``slot`` and ``part`` say meanwhile which."""
+        for slot in range(width):
+            one = tuple(_of_slot(value, slot, width) for value in given)
+            other = {name: _of_slot(value, slot, width) for name, value in named.items()}
+            self.slot, self.part = slot, one[0] if one else next(iter(other.values()))
+            yield one, other
+        self.slot = self.part = None
 
     def before(self, key: StateKey) -> Tensor | None:
         """The state from which the module goes on, which it may change in place; None before a text's first token."""
@@ -118,14 +137,14 @@ class ChunkStates(StateCache):
     ) -> None:
         super().__init__()
         self._rings, self._rows, self._committed, self._after = rings, rows, committed, committed + length
-        self._length, self.fresh, self._whole = length, fresh, whole
+        self._length, self.fresh, self.in_slots = length, fresh, not (fresh or whole)
 
     def run(self, module: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The module once, or once for each token; its last states are written to the rings."""
-        if self.fresh or self._whole:
+        if not self.in_slots:
             output = module(*given, **named)
         else:
-            output = _joined([module(*one, **other) for one, other in _slots(given, named, self._length)])
+            output = _joined([module(*one, **other) for one, other in self.slots(given, named, self._length)])
         for key, state in self.held.items():
             self._rings.write(key, self._rows, self._after, state)
         self.held.clear()
@@ -144,7 +163,7 @@ class WindowStates(StateCache):
     ``committed`` int64 [B], ``parents`` int64 [B, W].
     """
 
-    fresh = False
+    fresh, in_slots = False, True
 
     def __init__(self, rings: StateRings, rows: slice, committed: Tensor, parents: Tensor) -> None:
         super().__init__()
@@ -152,23 +171,22 @@ class WindowStates(StateCache):
         self._rings, self._rows = rings, rows
         self._sources = (committed[:, None] + 1 + parents).unbind(1)
         self._targets = [committed + 1 + slot for slot in range(len(self._sources))]
-        self._slot = 0
 
     def run(self, module: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The module once for each slot; every slot's states are written to the rings."""
         outputs = []
-        for slot, (one, other) in enumerate(_slots(given, named, len(self._targets))):
-            self._slot = slot
+        for target, (one, other) in zip(self._targets, self.slots(given, named, len(self._targets)), strict=True):
             outputs.append(module(*one, **other))
             for key, state in self.held.items():
-                self._rings.write(key, self._rows, self._targets[slot], state)
+                self._rings.write(key, self._rows, target, state)
             self.held.clear()
         return _joined(outputs)
 
     def before(self, key: StateKey) -> Tensor | None:
         """The state after the slot's parent."""
         if key not in self.held:
-            self.held[key] = self._rings.read(key, self._rows, self._sources[self._slot])
+            assert self.slot is not None
+            self.held[key] = self._rings.read(key, self._rows, self._sources[self.slot])
         return self.held[key]
 
 
@@ -180,39 +198,88 @@ def state_keepers(model: PreTrainedModel) -> list[nn.Module]:
 def run_in_slots(modules: list[nn.Module]) -> None:
     """Let a ``StateCache`` call the forward of these modules; with any other cache, or none, they run as they did."""
     for module in modules:
-        module.forward = MethodType(_in_slots, module)
+        module.forward = SlotForward(module)
 
 
 @contextmanager
 def run_as_made(modules: list[nn.Module]) -> Iterator[None]:
     """A context in which these modules have their own forward alone."""
-    for module in modules:
-        del module.forward
+    forwards = [module.__dict__.pop("forward") for module in modules]
     try:
         yield
     finally:
-        run_in_slots(modules)
+        for module, forward in zip(modules, forwards, strict=True):
+            module.forward = forward
 
 
-def _in_slots(module: nn.Module, *given: Any, **named: Any) -> Any:
-    own, cache = partial(type(module).forward, module), named.get("cache")
-    return cache.run(own, given, named) if isinstance(cache, StateCache) else own(*given, **named)
+class SlotForward:
+    """The forward of a module that a ``StateCache`` calls slot by slot, with its large products once for all slots.
+
+    The linear modules that read the module's input as it is compute their outputs for all slots at once, and so does
+    the one whose output the module returns: the weights of both are read once a window, not once a slot. The first call
+    with a ``StateCache`` is for all tokens at once and finds the latter.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._linears = {name: part for name, part in module.named_children() if isinstance(part, nn.Linear)}
+        self._last: str | None = None
+        self._looked = False
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """What the module's own forward returns."""
+        own, cache = partial(type(self._module).forward, self._module), named.get("cache")
+        if not isinstance(cache, StateCache):
+            return own(*given, **named)
+        if self._looked and not cache.in_slots:
+            return cache.run(own, given, named)
+        whole = given[0] if given else next(iter(named.values()))
+        if self._looked and whole.shape[1] == 1:
+            return cache.run(own, given, named)
+        calls = {name: _Linear(part, cache, whole) for name, part in self._linears.items()}
+        last = calls.get(self._last or "")
+        if last is not None:
+            last.postponed = True
+        parts = self._module._modules
+        parts.update(calls)  # type: ignore[arg-type]  # they are called, and asked for their weights
+        try:
+            output = cache.run(own, given, named)
+        finally:
+            parts.update(self._linears)
+        if not self._looked:
+            self._looked = True
+            once = {name: call.gave[0] for name, call in calls.items() if len(call.gave) == 1}
+            self._last = next((name for name, gave in once.items() if gave is output), None)
+        return output if last is None else last.module(output)
+
+
+class _Linear:
+    """Stands for a linear module of a module that runs slot by slot over ``whole`` [B, W, H]."""
+
+    def __init__(self, module: nn.Linear, cache: StateCache, whole: Tensor) -> None:
+        self.module, self._cache, self._whole = module, cache, whole
+        self._all: Tensor | None = None
+        self.postponed = False
+        self.gave: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def __call__(self, x: Tensor) -> Any:
+        if self.postponed:
+            return x
+        slot = self._cache.slot
+        if slot is None or x is not self._cache.part:
+            self.gave.append(self.module(x))
+            return self.gave[-1]
+        if self._all is None:
+            self._all = self.module(self._whole)
+        return self._all[:, slot : slot + 1]
 
 
 def _names(module: nn.Module) -> tuple[str, ...]:
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code.co_names if code else ()
-
-
-def _slots(
-    given: tuple[Any, ...], named: dict[str, Any], width: int
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments of a module for each slot alone."""
-    for slot in range(width):
-        yield (
-            tuple(_of_slot(value, slot, width) for value in given),
-            {name: _of_slot(value, slot, width) for name, value in named.items()},
-        )
 
 
 def _of_slot(value: Any, slot: int, width: int) -> Any:
