@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from specdec.interfaces import Backend
 from specdec.layers import layers_of, position_limit
 from specdec.messages import Window
 from specdec.recurrent import ChunkStates, StateCache, WindowStates, run_as_made, run_in_slots, state_keepers
-from specdec.running import running, running_plan
+from specdec.running import attending_layer, running, running_plan
 from specdec.sharding import sharding_of
 from specdec.states import StateKey, StateShape
 from specdec.swap import Swap
@@ -52,7 +52,9 @@ def _attention(
         raise SpecdecError(
             "a model over the arena was called by itself; call ArenaModel.forward, or the model that twin() gives"
         )
-    layer: int = module.layer_idx  # type: ignore[assignment]  # every decoder's attention carries one
+    layer = attending_layer()
+    if layer is None:
+        layer = cast(int, module.layer_idx)  # every decoder's attention carries one
     size = value.shape[-1]
     if key.shape[-1] != size:  # the narrower is filled with zeros, which change no product
         wide = max(key.shape[-1], size)
@@ -163,7 +165,8 @@ class ArenaModel:
             after = self.forward(arena, window, slice(0, 1), half)[0].float()
         except TypeError as error:
             return str(error)
-        allowed = 0.1 if is_half(self.dtype) else 1e-4
+        # A gate after a recurrence may make much of a rounding: transformers' own steps differ so from its own forward.
+        allowed = 0.1 if is_half(self.dtype) else 2e-3 if self.states else 1e-4
         same = bool((after - before).abs().max() <= allowed * before.abs().max())
         return None if same else "its logits over the arena are not its own"
 

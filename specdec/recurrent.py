@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from specdec.running import attend_in
 from specdec.states import StateKey, StateRings, StateShape
 
 ASKED = frozenset(("update_conv_state", "update_recurrent_state", "set_linear_cache"))
@@ -68,8 +69,11 @@ class StateCache(Cache):  # type: ignore[misc]  # transformers' classes are unty
         """The state from which the module goes on, which it may change in place; None before a text's first token."""
         return self.held.get(key)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """The keys and values themselves."""
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The keys and values themselves, for the layer that attends next: layers of Zamba share their attention."""
+        attend_in(layer_idx)
         return key_states, value_states
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
@@ -228,8 +232,9 @@ class SlotForward:
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """What the module's own forward returns."""
-        own, cache = partial(type(self._module).forward, self._module), named.get("cache")
-        if not isinstance(cache, StateCache):
+        own = partial(type(self._module).forward, self._module)
+        cache = next((one for one in (*given, *named.values()) if isinstance(one, StateCache)), None)
+        if cache is None:
             return own(*given, **named)
         if self._looked and not cache.in_slots:
             return cache.run(own, given, named)
