@@ -405,6 +405,7 @@ class Engine:
         stats = self.stats
         stats.rows = self.rows.counted()
         stats.batch, stats.lengths = len(stats.rows), tuple(row.length for row in stats.rows)
+        stats.waiting = self.waiting
         if self.draft is None:
             return 0
         k = allowed_k(self.controller.next_k(stats), stats.batch, self.max_window - 1, type(self.controller).__name__)

@@ -79,6 +79,25 @@ class Chances:
         return (hits + TRUST * usual) / (tries + TRUST)
 
 
+class ComeTrue:
+    """How far a draft's confidence comes true: the running share of proposals that were kept, over the chances that the
+    draft gave them, beside ``TRUST`` proposals of which it was right.
+
+    Example: ``ComeTrue().chance(0.8)`` is 0.8; less once proposals are refused of which the draft was as sure.
+    """
+
+    def __init__(self) -> None:
+        self._kept = self._told = TRUST
+
+    def seen(self, told: float, kept: bool) -> None:
+        """Add a proposal that was kept or not, and the chance that the draft gave it."""
+        self._kept, self._told = KEEP * self._kept + kept, KEEP * self._told + told
+
+    def chance(self, told: float) -> float:
+        """The chance that a proposal is kept to which the draft gives this one."""
+        return min(1.0, told * self._kept / self._told)
+
+
 PACE = 5
 """Forwards whose median says how fast the machine is at the moment."""
 
@@ -91,7 +110,8 @@ class Forwards:
 
     What is wrong for every width alike is the machine's ``pace``, which changes within a second where something else
     uses it; what is wrong for one width alone is learned over the whole run. So widths that were measured at different
-    times are compared as if they had been measured at once.
+    times are compared as if they had been measured at once. An error of a width with so many rows says nothing of the
+    same width with others.
 
     ``calibrated(width, rows)`` gives seconds. Example::
 
@@ -104,7 +124,8 @@ class Forwards:
     def __init__(self, calibrated: Callable[[int, int], float]) -> None:
         self._calibrated = calibrated
         self._late: deque[float] = deque(maxlen=PACE)  # logarithms of seen over expected
-        self._wrong: dict[int, tuple[int, float]] = {}  # by width: forwards seen, sum of their logarithms
+        # By width and rows: forwards seen, sum of their logarithms.
+        self._wrong: dict[tuple[int, int], tuple[int, float]] = {}
         self.pace = 1.0
 
     def seen(self, width: int, rows: int, seconds: float) -> None:
@@ -113,17 +134,17 @@ class Forwards:
             return
         late = log(seconds / self._calibrated(width, rows))
         if self._late:
-            count, total = self._wrong.get(width, (0, 0.0))
-            self._wrong[width] = count + 1, total + late - log(self.pace)
-        self._late.append(late - self._correction(width))
+            count, total = self._wrong.get((width, rows), (0, 0.0))
+            self._wrong[width, rows] = count + 1, total + late - log(self.pace)
+        self._late.append(late - self._correction(width, rows))
         self.pace = exp(median(self._late))
 
     def at(self, width: int, rows: int) -> float:
         """Seconds for ``width`` slots of ``rows`` rows, at the calibrated pace."""
-        return self._calibrated(width, rows) * exp(self._correction(width))
+        return self._calibrated(width, rows) * exp(self._correction(width, rows))
 
-    def _correction(self, width: int) -> float:
-        count, total = self._wrong.get(width, (0, 0.0))
+    def _correction(self, width: int, rows: int) -> float:
+        count, total = self._wrong.get((width, rows), (0, 0.0))
         return total / (count + CALIBRATED)
 
 
@@ -199,13 +220,37 @@ def goodputs(
     return [emitted / took for emitted, took in zip(tokens, seconds, strict=True)]
 
 
+LEAST_WORTH = 1e-3
+"""What a token is worth at least, so that slots which cost nothing are given to every row."""
+
+
+def worth_of_rows(left: Sequence[int], seconds: Callable[[int], float]) -> list[float]:
+    """Return what a token is worth in each row of a batch that no request waits for: 1 on average.
+
+    ``left``: the tokens that each row may still emit; ``seconds(rows)`` of a forward of one slot. A row that ends makes
+    the steps after it as much cheaper as a row costs, and the last one saves whole steps: the j-th of b rows to end is
+    worth seconds(b - j + 1) - seconds(b - j) a token, with seconds(0) = 0. That is the derivative of plain decoding's
+    time to the end of all. Rows with as much left share what they are worth.
+
+    Example: ``worth_of_rows([3, 9], lambda rows: 1.0 + 0.2 * rows)`` is about ``[0.29, 1.71]``.
+    """
+    rows = len(left)
+    costs = [0.0, *(seconds(count) for count in range(1, rows + 1))]
+    each = dict[int, list[float]]()
+    for place, tokens in enumerate(sorted(left)):
+        each.setdefault(tokens, []).append(max(LEAST_WORTH * costs[1], costs[rows - place] - costs[rows - place - 1]))
+    whole = sum(map(sum, each.values())) / rows
+    return [sum(each[tokens]) / len(each[tokens]) / whole for tokens in left]
+
+
 def fastest_of_rows(
     kept: Sequence[Sequence[float]], seconds: Sequence[float], price: float = 0.0
 ) -> list[tuple[float, tuple[int, ...]]]:
     """Return, for each K up to which rows may be asked, the K of each row that emit most per second, after that speed.
 
-    ``kept``: for each row the chance that a proposal is kept, by depth; none is above that of the depth before, and a
-    row has no more of them than it has room. ``seconds`` of a step by the K of its widest row (``step_seconds``), and
+    ``kept``: for each row the chance that a proposal is kept, by depth, times what a token is worth there, which is 1
+    on average (``worth_of_rows``); none is above that of the depth before, and a row has no more of them than it has
+    room. ``seconds`` of a step by the K of its widest row (``step_seconds``), and
     ``price``, the seconds of each proposal beside that. Speeds are in tokens per second of a row; the first is that of
     plain decoding, the others are of at least one proposal, if there is room for any.
 

@@ -20,7 +20,17 @@ from specdec.lengths import each_k
 from specdec.stats import RowStats, RowStep, Stats
 from specdec_plugins.controllers.budget import Budget
 from specdec_plugins.controllers.goodput import Goodput
-from specdec_plugins.forecast import TRUST, Chances, fastest_k, fastest_of_rows, goodputs, step_seconds
+from specdec_plugins.forecast import (
+    KEEP,
+    TRUST,
+    Chances,
+    ComeTrue,
+    fastest_k,
+    fastest_of_rows,
+    goodputs,
+    step_seconds,
+    worth_of_rows,
+)
 
 
 def products(chances: list[float]) -> list[float]:
@@ -280,3 +290,114 @@ def test_it_is_built_over_a_target_and_reads_its_times(assemble: Make) -> None:
 def test_options_without_a_meaning_are_refused(text: str, said: str, assemble: Make) -> None:
     with pytest.raises(SpecdecError, match=said):
         assemble().engine("ngram", controller=text)
+
+
+def time_to_the_end(left: list[int], costs: list[float]) -> float:
+    """Seconds of plain decoding, step by step: every live row emits one token."""
+    return sum(costs[sum(tokens > step for tokens in left)] for step in range(max(left)))
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.lists(st.floats(0.01, 1.0), min_size=6, max_size=6))
+def test_a_token_is_worth_what_it_saves_of_the_time_to_the_end_of_all(left: list[int], more: list[float]) -> None:
+    """The difference of that time, written out, if a row has one token less; of rows with as much left the mean."""
+    left = [3 * tokens for tokens in left]
+    costs = [0.0, *itertools.accumulate(more)]
+    whole = time_to_the_end(left, costs)
+    found = worth_of_rows(left, lambda rows: costs[rows])
+    assert sum(found) == pytest.approx(len(left))
+    saved = dict[int, float]()
+    for tokens in set(left):
+        less = [one - (one == tokens) for one in left]
+        saved[tokens] = (whole - time_to_the_end(less, costs)) / left.count(tokens)
+    scale = sum(saved[tokens] for tokens in left) / len(left)
+    assert found == pytest.approx([saved[tokens] / scale for tokens in left], rel=1e-6)
+
+
+def test_a_row_that_saves_nothing_still_gets_slots_that_cost_nothing() -> None:
+    """Where all rows cost what one does, only the last row's tokens save time."""
+    worth = worth_of_rows([4, 9, 5], lambda rows: 1.0)
+    assert worth == pytest.approx([0.003, 2.994, 0.003], rel=0.01)
+    found = fastest_of_rows([[one * 0.5] for one in worth], [1.0, 1.2])
+    assert found[1][1] == (1, 1, 1)
+
+
+class ClosedBatch(UnlikeRows):
+    """A batch whose rows leave when they have emitted their tokens; a forward is cheaper with fewer rows.
+
+    ``waiting``: what controllers are told of requests that wait, of which there are none.
+    """
+
+    def __init__(self, chances: dict[int, float], tokens: int, waiting: int, seed: int) -> None:
+        super().__init__(chances, slope=0.5, seed=seed)
+        self.left = dict.fromkeys(chances, tokens)
+        self.stats.waiting = waiting
+
+    def forward(self, width: int) -> float:
+        return (1 + self.slope * (width - 1)) * (0.5 + 0.5 * self.stats.batch / len(self.chances))
+
+    def env(self) -> Env:
+        def cost(width: int, rows: int, length: int) -> float:
+            return (1 + self.slope * (width - 1)) * (0.5 + 0.5 * rows / len(self.chances))
+
+        return sized_env(KnownCosts(cost), max_rows=len(self.chances), max_length=200)
+
+    def seconds(self, controller: Controller) -> float:
+        """Seconds to the end of the last row."""
+        while live := [request for request, left in self.left.items() if left > 0]:
+            kept = {row.request: row for row in self.stats.rows}
+            self.stats.batch = len(live)
+            self.stats.rows = tuple(kept[request] for request in live)
+            for row in self.stats.rows:
+                row.room = self.left[row.request] - 1
+            asked: Any = controller.next_k(self.stats)
+            ks = each_k(asked, len(live))
+            self.step(tuple(min(k, row.room) for k, row in zip(ks, self.stats.rows, strict=True)))
+            for row, made in zip(self.stats.rows, self.stats.steps[-1].each, strict=True):
+                self.left[row.request] -= made.emitted
+        return self.now
+
+
+def test_a_batch_that_nobody_waits_for_ends_sooner_where_it_is_known_which_row_is_its_last() -> None:
+    """Six rows copy and two do not, over 30 seeds: beside the same controller that takes all tokens to be worth the
+    same, as they are while requests wait."""
+    chances = {0: 0.05, 1: 0.05, **dict.fromkeys(range(2, 8), 0.75)}
+    seconds = {
+        waiting: [
+            batch.seconds(Budget(batch.env(), maximum=MOST))
+            for batch in (ClosedBatch(chances, 32, waiting, seed) for seed in range(30))
+        ]
+        for waiting in (0, 1)
+    }
+    assert sum(seconds[0]) < 0.97 * sum(seconds[1]), {waiting: sum(some) for waiting, some in seconds.items()}
+
+
+def test_a_drafts_confidence_counts_as_far_as_it_has_come_true() -> None:
+    """By hand: what was told 0.9 is kept once and refused once, then what was told 0.2 is refused."""
+    found = ComeTrue()
+    assert [found.chance(told) for told in (0.0, 0.3, 1.0)] == [0.0, 0.3, 1.0]
+    found.seen(0.9, True)
+    assert found.chance(1.0) == 1.0, "it promised less than came true"
+    assert found.chance(0.5) == pytest.approx(0.5 * (TRUST * KEEP + 1) / (TRUST * KEEP + 0.9))
+    found.seen(0.9, False)
+    found.seen(0.2, False)
+    kept, told = ((TRUST * KEEP + 1) * KEEP) * KEEP, ((TRUST * KEEP + 0.9) * KEEP + 0.9) * KEEP + 0.2
+    assert found.chance(0.8) == pytest.approx(0.8 * kept / told)
+
+
+@pytest.mark.parametrize("surer", [None, 0, 1])
+def test_of_rows_that_kept_as_much_the_one_of_which_the_draft_is_surer_gets_more(surer: int | None) -> None:
+    """Both rows keep one of two proposals in each of six steps, and a slot costs something beside its time."""
+    world = UnlikeRows({0: 0.5, 1: 0.5}, slope=0.02)
+    controller = Budget(world.env(), maximum=2, price=0.15)
+    world.stats.waiting = 1
+    for _ in range(6):
+        controller.next_k(world.stats)
+        each = [RowStep(2, 2, 1, 2)] * 2
+        world.now = book_step(world.stats, world.now, (0, 0, 0, 0.001, world.forward(3), 0.01, 0, 0, 0, 0), each, 3)
+        for row in world.stats.rows:
+            sure = () if surer is None else (0.7, 0.7) if row.request == surer else (0.2, 0.2)
+            row.book(each[0], 2, sure)
+    asked: Any = controller.next_k(world.stats)
+    ks = each_k(asked, 2)
+    assert controller.reads_confidence
+    assert ks[0] == ks[1] if surer is None else ks[surer] > ks[1 - surer]

@@ -27,6 +27,7 @@ from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.controllers.goodput import Goodput
 from specdec_plugins.forecast import CALIBRATED, HOPE, KEEP_HOPE, TRUST, Chances, Forwards, Times, fastest_k, goodputs
 
+CPU = torch.device("cpu")
 MOST = 12
 Text = Callable[[int, random.Random], Iterator[bool]]
 
@@ -153,7 +154,6 @@ def test_goodput_forgets_all_but_the_times_measured_when_it_was_built(
             "_most",
             "_most_rows",
             "_probe",
-            "_calibrated",
             "_k",
         }
         controller.forget()
@@ -409,13 +409,36 @@ def test_rows_of_a_batch_count_as_the_root_of_their_number_of_observations(rows:
     assert controller._kept.reached(1) == pytest.approx([expected])
 
 
-def test_goodput_calibrates_a_few_widths_of_one_row_and_of_all_at_half_the_length() -> None:
+@pytest.mark.parametrize(("rows", "measured"), [(1, {1}), (3, {1, 2, 3}), (8, {1, 2, 4, 8}), (12, {1, 2, 4, 8, 12})])
+def test_goodput_calibrates_a_few_widths_and_numbers_of_rows_at_two_lengths(rows: int, measured: set[int]) -> None:
     by_most = {0: [1, 2], 3: [1, 2, 4], 4: [1, 2, 5], 5: [1, 2, 4, 6], 12: [1, 2, 4, 8, 13], 15: [1, 2, 4, 8, 12, 16]}
     for maximum, widths in by_most.items():
         costs = KnownCosts(lambda width, rows, length: width**2 * rows + length)
-        controller = Goodput(sized_env(costs, max_rows=3, max_length=101), maximum=maximum)
-        assert costs.wanted == [({1, 3}, [50], widths)]
-        assert [controller._verify.at(width, 2) for width in widths] == [width**2 * 2 + 50 for width in widths]
+        controller = Goodput(sized_env(costs, max_rows=rows, max_length=101), maximum=maximum)
+        assert costs.wanted == [(measured, [25, 101 - max(widths)], widths)]
+        found = [controller._verify.at(width, 2) for width in widths]
+        assert found == pytest.approx([width**2 * 2 + 50 for width in widths])
+
+
+def test_a_forward_costs_what_it_costs_at_the_context_of_the_longest_row() -> None:
+    """By a known cost that is a line in the context; below the quarter it is taken for the quarter's."""
+    costs = KnownCosts(lambda width, rows, length: width * (1 + 0.01 * rows * length))
+    controller, stats = Goodput(sized_env(costs, max_rows=4, max_length=100), maximum=3), Stats(Stopwatch(CPU), batch=2)
+    for lengths, context in (((), 50), ((30, 60), 60), ((90, 7), 90), ((3, 4), 25)):
+        stats.lengths = lengths
+        controller.next_k(stats)
+        assert controller.speeds()[0] == pytest.approx(1 / (1 + 0.02 * context))
+    controller.forget()
+    assert controller.speeds()[0] == pytest.approx(1 / (1 + 0.04 * 50)), "of all rows, before a run tells how many"
+
+
+def test_what_is_wrong_of_a_width_with_some_rows_says_nothing_of_it_with_others() -> None:
+    forwards = Forwards(lambda width, rows: 1.0 * rows)
+    for _ in range(40):
+        forwards.seen(1, 2, 2.0)
+        forwards.seen(4, 2, 3.0)
+    assert forwards.at(4, 2) > 1.1 * forwards.at(1, 2)
+    assert (forwards.at(4, 1), forwards.at(1, 1), forwards.at(4, 3)) == (1.0, 1.0, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from benchsuite.workshop.machines.uneven_runs import HYBRIDS, MOST, Telling, due
 from specdec import Context, SamplingParams, SpecdecError, Window
 from specdec.confidence import confidence_bits, confidence_read
 from specdec.lengths import allowed_k, each_k
-from specdec.stats import RowStats
+from specdec.stats import RowStats, Stats
 
 GREEDY = SamplingParams(max_new_tokens=12)
 SAMPLED = SamplingParams(max_new_tokens=12, temperature=0.8, seed=3)
@@ -71,6 +72,19 @@ def test_an_engine_refuses_as_many_ks_as_there_are_no_rows(assemble: Make) -> No
 
 def test_each_row_has_its_own_k_and_is_told_what_its_request_did_wherever_it_moved() -> None:
     uneven_run()
+
+
+def test_a_controller_is_told_how_many_requests_wait_for_a_row(assemble: Make) -> None:
+    """Three requests in one row: two wait, then one, then none."""
+    engine, seen = assemble(max_rows=1).engine("ngram", k=0), list[int]()
+
+    def next_k(stats: Stats) -> int:
+        seen.append(stats.waiting)
+        return 0
+
+    object.__setattr__(engine.controller, "next_k", next_k)
+    engine.run(requests(GREEDY, 3))
+    assert [waiting for waiting, _ in groupby(seen)] == [2, 1, 0]
 
 
 DRAFTS = (

@@ -10,23 +10,29 @@ from specdec.interfaces import ControllerFactory, Env
 from specdec.lengths import Ks, each_k
 from specdec.stats import Stats, Step
 from specdec_plugins.controllers.goodput import Goodput
-from specdec_plugins.forecast import Chances, fastest_of_rows, step_seconds
+from specdec_plugins.forecast import Chances, ComeTrue, fastest_of_rows, step_seconds, worth_of_rows
 
 
 class Budget(Goodput):
-    """Gives slots to (row, depth) in the order of their chances, until the next one costs more than it brings.
+    """Gives slots to (row, depth) in the order of what they bring, until the next one costs more than that.
 
     It knows the chances of each row: of its own proposals, as far as they have been seen, and of everyone's beside
-    them. Times, probes and what is done with trees are those of ``goodput``, which is this rule with one K for all
-    rows. Windows are padded to the widest row: a slot costs something where it widens the window, and below that it is
-    free, so that all rows get as many as they have room for. ``price`` is for what no clock here shows: slots that are
-    paid for, or wanted by others.
+    them. Where the draft says how sure it was of a proposal, that counts in place of what came of it, times the share
+    of such estimates that has come true. A token is worth as much in every row while requests wait for a row; else a
+    batch ends with its last row, and a token is worth what it saves of that (``forecast.worth_of_rows``).
+
+    Times, probes and what is done with trees are those of ``goodput``, which is this rule with one K for all rows,
+    whose tokens are all worth the same. Windows are padded to the widest row: a slot costs something where it widens
+    the window, and below that it is free, so that all rows get as many as they have room for. ``price`` is for what no
+    clock here shows: slots that are paid for, or wanted by others.
 
     Source: the slots of (request, position) that vLLM's adaptive verification and DSpark's confidence heads budget; the
     goodput of SmartSpec, Liu et al. 2406.14066.
 
     Example: ``budget(maximum=8)``
     """
+
+    reads_confidence = True
 
     def __init__(
         self,
@@ -39,6 +45,11 @@ class Budget(Goodput):
             raise SpecdecError(f"budget was given price={price}; expected a number of forwards from 0 on, as 0.01")
         self._price = price
         super().__init__(env, maximum, probe)
+
+    def forget(self) -> None:
+        """Return to the prior chances, to trust in the draft's confidence, and to the calibrated times."""
+        super().forget()
+        self._true = ComeTrue()
 
     def _begin(self, stats: Stats | None) -> None:
         super()._begin(stats)
@@ -57,6 +68,9 @@ class Budget(Goodput):
     def _budgets(self) -> list[tuple[float, tuple[int, ...]]]:
         rows = self._stats.rows if self._stats else ()
         kept = [self._kept.reached(min(self._most, row.room), self._own.get(row.request)) for row in rows]
+        if self._stats and not self._stats.waiting and len(rows) > 1:
+            worth = worth_of_rows([row.room + 1 for row in rows], lambda count: self._verify.at(1, count))
+            kept = [[one * chance for chance in chances] for one, chances in zip(worth, kept, strict=True)]
         price = self._price * self._verify.at(1, len(rows) or self._most_rows)
         return fastest_of_rows(kept or [self._kept.reached(self._most)], step_seconds(*self._costs()), price)
 
@@ -71,9 +85,18 @@ class Budget(Goodput):
         ks = each_k(self._k, step.rows)
         if not any(ks):
             return
-        for own, row, k in zip(self._own.values(), step.each, ks, strict=True):
+        told = {row.request: row.confidence for row in stats.rows if row.steps}
+        for (request, own), row, k in zip(self._own.items(), step.each, ks, strict=True):
+            sure = told.get(request, ())
             for depth in range(1, max(ks) + 1):
-                own.seen(depth, float(row.accepted >= depth), float(k >= depth and row.accepted >= depth - 1))
+                kept, tried = float(row.accepted >= depth), float(k >= depth and row.accepted >= depth - 1)
+                chance = sure[depth - 1] if depth <= len(sure) else None
+                if chance is None:
+                    own.seen(depth, kept, tried)
+                    continue
+                own.seen(depth, self._true.chance(chance), 1.0)
+                if tried:
+                    self._true.seen(chance, bool(kept))
 
 
 @hookimpl

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import sqrt
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from specdec import Controller, SpecdecError, hookimpl
 from specdec.interfaces import ControllerFactory, Env
 from specdec.lengths import Ks, each_k
 from specdec.stats import Stats, Step
+from specdec_plugins.calibrated import CalibratedCosts
 from specdec_plugins.forecast import Chances, Forwards, Times, fastest_k, goodputs
 
 CHEAP = 0.003
@@ -24,11 +24,11 @@ class Goodput(Controller):
 
     The expected accepted tokens are summed over depths; each term is the product of running chances that a proposal
     is made and accepted, given that the proposal before it was. The expected time has three parts: the target's time
-    for the expected window width, calibrated on a spare arena when the engine is built and corrected in every step
-    (``specdec_plugins.forecast.Forwards``), the draft's time for K, and the time of the rest. While K is 0, a probe
-    proposes from time to time, to notice text that becomes predictable again; probes cost less than one percent. Trees
-    are proposed whole or not at all. Chances and times pass from run to run until ``forget``, which keeps only the
-    calibration.
+    for the expected window width, with so many rows and so much context, calibrated on a spare arena when the engine is
+    built and corrected in every step (``specdec_plugins.forecast.Forwards``), the draft's time for K, and the time of
+    the rest. While K is 0, a probe proposes from time to time, to notice text that becomes predictable again; probes
+    cost less than one percent. Trees are proposed whole or not at all. Chances and times pass from run to run until
+    ``forget``, which keeps only the calibration.
 
     Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times instead of a model of them.
 
@@ -51,17 +51,16 @@ class Goodput(Controller):
                 f"0 to {env.max_length - 1} (the arena holds sequences of {env.max_length}) and probe 1 or more"
             )
         self._most, self._probe = maximum, probe
-        half = env.max_length // 2
         widths = sorted({1, 2, maximum + 1} | {width for width in (4, 8, 12) if width < maximum})
-        env.calibration.measure({1, env.max_rows}, [half], widths)
-        self._calibrated = partial(env.calibration.forward, length=half)
+        self._costs_of = CalibratedCosts(env, widths)
         self._most_rows = env.max_rows
         self.forget()
 
     def forget(self) -> None:
         """Return to the prior chances and to the times that were measured when the controller was built."""
         self._kept, self._made = Chances(), Chances(hope=1.0)
-        self._verify, self._draft, self._rest = Forwards(self._calibrated), Times(proportional=True), Times()
+        self._verify, self._draft, self._rest = Forwards(self._costs_of.at), Times(proportional=True), Times()
+        self._costs_of.length = self._costs_of.half
         self._tree = False
         self._since = 0  # steps since the last step with K above 0
         self._begin(None)
@@ -84,6 +83,8 @@ class Goodput(Controller):
         for step in stats.steps[self._seen :]:
             self._learn(stats, step)
         self._seen = len(stats.steps)
+        if stats.lengths:
+            self._costs_of.length = max(stats.lengths)  # attention reads as many cells for every row
         self._k = self._choose()
         return self._k
 
