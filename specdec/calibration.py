@@ -47,8 +47,9 @@ class Calibration:
     def measure(self, rows: Iterable[int], lengths: Iterable[int], widths: Iterable[int]) -> None:
         """Measure every combination that is not known yet, on an arena of its own, in random order.
 
-        Each round is divided by its own pace, the geometric mean of its points, before medians are taken: what slows
-        the machine for a whole round changes no point against another.
+        Tokens are drawn from the whole vocabulary, because a mixture of experts reads those of each token: slots with
+        one token would read no more than one slot. Each round is divided by its own pace, the geometric mean of its
+        points, before medians are taken: what slows the machine for a whole round changes no point against another.
         """
         missing = sorted({Point(*point) for point in product(rows, lengths, widths)} - set(self.seconds))
         if not missing:
@@ -56,6 +57,7 @@ class Calibration:
         taken: dict[Point, list[float]] = {point: [] for point in missing}
         paces: list[float] = []
         order, watch = random.Random(0), Stopwatch(self.target.device)
+        dice = torch.Generator().manual_seed(0)
         arena = self.target.arena(
             max(point.rows for point in missing),
             max(point.length + point.width for point in missing),
@@ -65,7 +67,7 @@ class Calibration:
             order.shuffle(missing)
             for point in missing:
                 arena.committed.fill_(point.length)
-                tokens = torch.zeros(point.rows, point.width, dtype=torch.int64, device=self.target.device)
+                tokens = torch.randint(self.target.vocabulary, point[::2], generator=dice).to(self.target.device)
                 window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens[:, 0] + point.width - 1)
                 start = watch.mark()
                 self.target.forward(arena, window, slice(0, point.rows), point.length)

@@ -33,6 +33,9 @@ from specdec.devices import require_memory
 from specdec.errors import SpecdecError
 from specdec.layers import layer_shapes
 
+SHAPES = Path(__file__).with_name("shapes")
+"""A folder of each shape that is shipped, with its config."""
+
 MOST_LAYERS = 10_000
 """Layers of a model, at most."""
 
@@ -122,7 +125,7 @@ def read_config(name: str) -> PretrainedConfig:
     """The config of a model by name, without its weights. Raises SpecdecError as ``load`` does."""
     if name == "tiny":
         return tiny_config()
-    source, more = _source(name.removeprefix("shape:"))
+    source, more = _shape(name.removeprefix("shape:")) if name.startswith("shape:") else _source(name)
 
     def read() -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(source, **more)
@@ -208,6 +211,23 @@ def _with_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
     ends = [one for one in dict.fromkeys(i for value in named for i in _ids_of(value)) if 0 <= one < text.vocab_size]
     if own is not None and ends != [*_ids_of(own.eos_token_id)]:
         own.eos_token_id = ends
+
+
+def shipped_shapes() -> list[str]:
+    """The names of the shapes that are shipped: ``shape:gpt-oss-20b``. Each has a model's layers in full width, and two
+    of them.
+    """
+    return sorted(folder.name for folder in SHAPES.iterdir() if (folder / "config.json").is_file())
+
+
+def _shape(name: str) -> tuple[str, dict[str, str]]:
+    """As ``_source``, for what stands behind ``shape:``."""
+    if name in shipped_shapes():
+        return str(SHAPES / name), {}
+    try:
+        return _source(name)
+    except SpecdecError as error:
+        raise SpecdecError(f"{error} Shapes that are shipped: {', '.join(shipped_shapes())}.") from None
 
 
 def _source(name: str) -> tuple[str, dict[str, str]]:

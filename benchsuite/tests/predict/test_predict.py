@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from benchsuite.conformance.models.tiny import ask, requests
 from benchsuite.measure.arms import Arm
@@ -332,6 +333,27 @@ def test_a_calibration_measures_each_point_once(assemble: Make, monkeypatch: pyt
     assert len(calls) == before
     with pytest.raises(ValueError, match="measure first"):
         Calibration(target).forward(1, 1, 1)
+
+
+def test_a_forward_of_a_mixture_is_measured_with_the_experts_of_several_tokens(assemble: Make) -> None:
+    config = MixtralConfig(
+        vocab_size=258,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=32,
+        num_experts_per_tok=2,
+    )
+    torch.manual_seed(0)
+    model = MixtralForCausalLM(config)
+    target = ArenaModel(model, assemble().target.ops)
+    read: list[int] = []
+    model.model.layers[0].mlp.gate.register_forward_hook(lambda gate, given, out: read.append(len(out[2].unique())))
+    Calibration(target).measure([1], [8], [1, 8])
+    assert min(read) == 2
+    assert max(read) > 8  # eight tokens choose 16 of 32 experts, with repetition
 
 
 def test_a_clock_too_coarse_for_a_forward_shows_equal_costs(assemble: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -457,6 +457,30 @@ def test_a_folder_whose_config_makes_no_model_is_refused_by_its_name(change: dic
         catalog.load(str(tiny_folder), CPU, torch.float32, rows=1, max_length=64)
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "billions"),
+    [("qwen3-30b-a3b", 48, 30.5), ("gpt-oss-20b", 24, 20.9), ("qwen3-next-80b-a3b", 48, 79.7)],
+)
+def test_a_shipped_shape_in_its_models_depth_has_its_published_number_of_weights(
+    name: str, layers: int, billions: float
+) -> None:
+    config = catalog.read_config(f"shape:{name}")
+    text = config.get_text_config(decoder=True)
+    kinds = getattr(text, "layer_types", None)
+    text.num_hidden_layers = layers
+    if kinds:
+        repeated = ["linear_attention"] * 3 + ["full_attention"] if "linear_attention" in kinds else kinds
+        text.layer_types = repeated * (layers // len(repeated))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert sum(one.numel() for one in model.parameters()) == pytest.approx(billions * 1e9, rel=0.005)
+
+
+def test_an_unknown_shape_names_those_that_are_shipped() -> None:
+    with pytest.raises(SpecdecError, match=r"'gpt-oss-21b'.* shipped: gpt-oss-20b, qwen3-30b-a3b, qwen3-next-80b-a3b"):
+        catalog.read_config("shape:gpt-oss-21b")
+
+
 @pytest.mark.parametrize("padding", [-1, 258, 5000])
 def test_a_padding_id_outside_of_the_vocabulary_changes_nothing(padding: int, tiny_folder: Path) -> None:
     tokens = torch.tensor([[1, 256, 3]])
