@@ -20,6 +20,7 @@ from benchsuite.judge.acceptance_check import (
     whole_steps,
 )
 from benchsuite.judge.fidelity import FALSE_ALARM
+from benchsuite.tests.rig import Make
 from benchsuite.tests.synthetic_servers import (
     APositionEarly,
     APositionLate,
@@ -28,7 +29,7 @@ from benchsuite.tests.synthetic_servers import (
     ShorterMean,
     SyntheticServer,
 )
-from specdec import SpecdecError
+from specdec import Request, SamplingParams, SpecdecError
 from specdec.draft_counts import DraftCounts
 from specdec_plugins.schedule import Schedule, schedule_of
 
@@ -125,6 +126,23 @@ def test_the_verdict_names_the_position_and_the_mean() -> None:
     assert said.startswith("500 steps do not accept as asked: position 1 accepted 500 of 500, asked for is 0.7; ")
     assert "asked for is 2.155; " in said
     assert f"{FALSE_ALARM:.0e} or more is expected" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ASKED)
+def test_our_own_replays_accept_as_they_are_told_to(name: str, assemble: Make) -> None:
+    """Steps at the end of a text have fewer than K proposals and are left out; the counts are of no schedule that is
+    off by a position."""
+    asked, k = ASKED[name], len(ASKED[name].rates)
+    option = {"length": "length=2.6", "rate": "0.66565", "rates": "rates=0.7-0.5-0.3"}[name]
+    engine = assemble(max_length=256).engine(f"oracle({option})", k=k)
+    engine.run([Request(n, (1, 2, 3, n), SamplingParams(max_new_tokens=128)) for n in range(8)])
+    steps = [row for step in engine.stats.steps for row in step.each]
+    counts = whole_steps(k, [row.proposed for row in steps], [row.accepted for row in steps])
+    assert 300 < (counts.drafts or 0) < len(steps)
+    assert acceptance_check(asked, counts).failure is None
+    for other in ("a position too late", "a position too early"):
+        assert acceptance_check(planted_schedules(asked)[other], counts).failure is not None
 
 
 @pytest.mark.slow
