@@ -1,4 +1,4 @@
-"""Runs a transformers model over the arena: no fork, one attention function, no cache object.
+"""Runs a transformers model over the arena: no fork, one attention function, a cache object for recurrent layers alone.
 
 ``AttentionInterface`` sends the attention of every layer to ``_attention``, which finds the plan of the forward in
 ``specdec.running``. No mask function is registered under the name "specdec", so transformers builds no mask (see
@@ -100,6 +100,7 @@ class ArenaModel:
     """What its recurrent layers keep of a row, beside the arena's cells."""
 
     def __init__(self, model: PreTrainedModel, ops: Backend, bits: int | None = None) -> None:
+        self._keepers = state_keepers(model)
         self.layers, self.sharding = layers_of(model), sharding_of(model)
         self.limit = position_limit(model.config)
         if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None):
@@ -113,7 +114,6 @@ class ArenaModel:
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.vocabulary: int = model.config.get_text_config(decoder=True).vocab_size
-        self._keepers = state_keepers(self.model)
         self._goes_on = True  # whether recurrent modules take many tokens after a state
         self._switch()
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from specdec.errors import SpecdecError
 from specdec.running import attend_in
 from specdec.states import StateKey, StateRings, StateShape
 
@@ -195,8 +196,24 @@ class WindowStates(StateCache):
 
 
 def state_keepers(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules of a model that give a cache their next state, by the code of their forward."""
-    return [module for module in model.modules() if ASKED & set(_names(module))]
+    """The modules of a model that give a cache their next state, by the code of their forward.
+
+    Raises SpecdecError for a model with recurrent layers whose states no cache has.
+    """
+    found = [module for module in model.modules() if ASKED & set(_names(module))]
+    config = model.config.get_text_config(decoder=True)
+    if not found and "state" in inspect.signature(type(model).forward).parameters:
+        raise SpecdecError(
+            f"a {config.model_type} model takes the states of its layers as an argument of its own, state, and asks no "
+            "cache for them; choose another model"
+        )
+    kinds = sorted({"linear_attention", "conv"} & set(getattr(config, "layer_types", None) or ()))
+    if kinds and not found:
+        raise SpecdecError(
+            f"a {config.model_type} model has layers of kind {', '.join(kinds)} that keep their states in their own "
+            "modules and ask no cache for them; choose another model"
+        )
+    return found
 
 
 def run_in_slots(modules: list[nn.Module]) -> None:

@@ -50,8 +50,8 @@ class _OverTensors(nn.Module):
 def save_ir(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a model in float32 on the CPU, and its tokenizer, to a folder that ``openvino_genai`` loads.
 
-    openvino-genai replaces the attention by its own over pages. Raises SpecdecError for a model with sliding layers, or
-    whose attention is not ``scaled_dot_product_attention`` as it is: another text would come out.
+    openvino-genai replaces the attention by its own over pages. Raises SpecdecError for a model with sliding or
+    recurrent layers, or whose attention is not ``scaled_dot_product_attention`` as it is: another text would come out.
 
     Source: openvinotoolkit/openvino, tools/ovc (``convert_model``); huggingface/optimum-intel,
     exporters/openvino/stateful.py (the names, the state and ``beam_idx``).
@@ -61,6 +61,11 @@ def save_ir(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: 
         raise SpecdecError(
             f"{type(model).__name__} has sliding layers, which the peers of OpenVINO would decode as full ones; leave "
             "these peers out (--specdec-peer)"
+        )
+    if any(shape.heads == 0 for shape in shapes):
+        raise SpecdecError(
+            f"{type(model).__name__} has layers without keys and values, whose states the peers of OpenVINO do not "
+            "hold; leave these peers out (--specdec-peer)"
         )
     ov, rows, (new, past) = import_module("openvino"), _EXAMPLE[0], _EXAMPLE[1:]
     example = (

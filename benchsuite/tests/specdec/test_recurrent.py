@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,15 +17,34 @@ from benchsuite.conformance.models.tiny import prompts, registry, requests
 from benchsuite.judge.sources import EngineSource
 from benchsuite.judge.ties import Judge
 from benchsuite.tests.rig import Make, assert_same, peer_runner, slow_after
+from benchsuite.workshop.sweep.battery import spread_model
 from specdec import ArenaModel, Assembly, Request, SamplingParams, SpecdecError, Window
 from specdec.catalog import byte_tokenizer
 from specdec.states import StateKey, StateRings, StateShape
+from specdec_plugins.openvino_ir import save_ir
 
 GREEDY = SamplingParams(max_new_tokens=14)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=14)
 
 CHAINED = ("draft_model", "oracle(0.8)", "ngram")
 BRANCHED = ("tree(beam=2, depth=3)", "ngram(branches=3)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("rwkv", "a rwkv model takes the states of its layers as an argument of its own, state, and asks no cache"),
+        ("recurrent_gemma", "has layers of kind linear_attention that keep their states in their own modules"),
+    ],
+)
+def test_a_model_whose_states_no_cache_has_is_refused_by_where_they_are(kind: str, reason: str) -> None:
+    with pytest.raises(SpecdecError, match=reason):
+        ArenaModel(spread_model(kind), registry().backend())
+
+
+def test_openvino_refuses_a_model_with_states(tmp_path: Path) -> None:
+    with pytest.raises(SpecdecError, match="Lfm2ForCausalLM has layers without keys and values"):
+        save_ir(families.build_model("lfm2"), byte_tokenizer(), tmp_path)
 
 
 @pytest.mark.parametrize("family", slow_after(1, families.RECURRENT))
