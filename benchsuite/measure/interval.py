@@ -158,13 +158,28 @@ def sample_variance(values: Sequence[float]) -> float:
 
 def half_interval(counts: Sequence[int], variances: Sequence[float], level: float) -> float:
     """Half the interval of the mean of the strata's means, given their counts (2 or more) and variances."""
+    error, degrees = _spread(counts, variances)
+    return student(level, degrees) * error if error else 0.0
+
+
+def mean_of_strata(strata: Sequence[Sequence[float]]) -> LogMean:
+    """Return the mean of the strata's means, each of two values or more, and how far it may be off.
+
+    Example: ``mean_of_strata([[0.0, 0.2], [0.4, 0.6]]).mean`` is 0.3.
+    """
+    error, degrees = _spread([len(one) for one in strata], [sample_variance(one) for one in strata])
+    return LogMean(fmean(map(fmean, strata)), error, degrees, sum(map(len, strata)))
+
+
+def _spread(counts: Sequence[int], variances: Sequence[float]) -> tuple[float, float]:
+    """The standard error of the mean of the strata's means, and its degrees of freedom."""
     parts = [variance / n for n, variance in zip(counts, variances, strict=True)]
     whole, even = fsum(parts), fsum(1 / n for n in counts)
     if not whole:
-        return 0.0
+        return 0.0, float(sum(counts) - len(counts))
     # Twice the reciprocal of the harmonic mean: Satterthwaite's reciprocals for these parts, and for equal variances.
     inverse = fsum(((part / whole) ** 2 + (1 / n / even) ** 2) / (n - 1) for n, part in zip(counts, parts, strict=True))
-    return student(level, 2 / inverse) * sqrt(whole) / len(counts)
+    return sqrt(whole) / len(counts), 2 / inverse
 
 
 def student_central(t: float, degrees: float) -> float:

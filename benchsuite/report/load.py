@@ -34,7 +34,8 @@ COLUMNS = (
 """Meanings of the columns."""
 
 NO_INTERVAL = (
-    f"?: an interval needs {FEWEST} blocks of prompts, or {FEWEST} rounds: more prompts, or --specdec-pairs {FEWEST}"
+    f"?: an interval needs {FEWEST} blocks of different prompts, or as many in two rounds or more: more prompts, or "
+    "more --specdec-pairs"
 )
 
 OF_REPEATS = (
@@ -63,7 +64,7 @@ def _speeds(row: LoadFigures, noise: float, wrong: bool) -> list[str]:
         *(_rate(value) for value in (served.tokens_per_s, row.busy_per_s, row.tail_per_s)),
         "-" if row.tail is None else f"{row.tail * 100:.0f}",
         verdict.cell_text,
-        "-" if verdict.interval is None else f"{verdict.interval[0]:.2f}-{verdict.interval[1]:.2f}",
+        "-" if verdict.interval is None or verdict.baseline else "{:.2f}-{:.2f}".format(*verdict.interval),
         f"{served.rate:.2f}",
         "-" if served.goodput is None else f"{served.goodput[0]:.2f}/s, {served.goodput[1]:.0%}",
         f"{row.equal}/{row.of}",

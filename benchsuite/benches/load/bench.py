@@ -40,8 +40,8 @@ class LoadPlan:
     """What is measured.
 
     ``loads``: so many at once, or so many a second; a rate is served by as many rows as the largest load at once has,
-    or ``rows``. ``rounds``: how often each arm serves a load's prompts; None: once where they make ``FEWEST`` groups,
-    else ``FEWEST`` times.
+    or ``rows``. ``rounds``: how often each arm serves a load's prompts; None: once where they make ``FEWEST`` blocks,
+    else as often as makes as many, twice at least.
     """
 
     loads: tuple[Traffic, ...]
@@ -90,11 +90,10 @@ class LoadBench:
         return list(self.arms)
 
     def size(self, load: Traffic) -> int:
-        """How many prompts a block has: of so many at once twice as many, if there are, so that most are not the
-        tail."""
-        if load.concurrency is None:
-            return group_size(load, len(self.prompts))
-        return min(OFTEN * load.concurrency, len(self.prompts))
+        """How many prompts a block has, if there are as many: of so many at once twice as many, so that most are not
+        the tail; of a rate ``FEWEST`` or more, so that requests meet."""
+        wanted = OFTEN * load.concurrency if load.concurrency else max(FEWEST, group_size(load, len(self.prompts)))
+        return min(wanted, len(self.prompts))
 
     def places(self, load: Traffic) -> list[int]:
         """The places of a load's prompts: as many as make ``FEWEST`` blocks, or all; of every workload alike."""
@@ -111,7 +110,8 @@ class LoadBench:
         group to all of them before the next one."""
         prompts = [(place, self.prompts[place][0]) for place in self.places(load)]
         size = self.size(load)
-        rounds = self.plan.rounds or (1 if len(prompts) // size >= FEWEST else FEWEST)
+        groups = max(1, len(prompts) // size)
+        rounds = self.plan.rounds or (1 if groups >= FEWEST else max(2, -(-FEWEST // groups)))
         return plan_blocks(self.names, prompts, load, rounds, self.plan.seed, size)
 
     def measure(self, load: Traffic) -> list[LoadFigures]:

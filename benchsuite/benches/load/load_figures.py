@@ -12,10 +12,10 @@ from benchsuite.benches.load.served_queue import TOKEN_IDS
 from benchsuite.benches.serving.figures import EndpointFigures, Slo, endpoint_figures
 from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic
 from benchsuite.benches.serving.speed import PairedLog, mean_of_groups
-from benchsuite.measure.interval import FEWEST, NONE, Estimate, LogMean, student
+from benchsuite.measure.interval import FEWEST, NONE, Estimate, LogMean, mean_of_strata, student
 
 GROUPS = "Student's t over groups of prompts"
-REPEATS = "Student's t over rounds of the same prompts"
+REPEATS = "Student's t over rounds within groups of prompts"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _figures(
     pairs = list(_outputs(mine, base))
     equal = sum(ours == its for ours, its in pairs)
     return LoadFigures(
-        served.endpoint, served, busy, tail, share, mean_of_groups(logs), ratio_of(logs), equal, len(pairs)
+        served.endpoint, served, busy, tail, share, mean_of_blocks(logs), ratio_of(logs), equal, len(pairs)
     )
 
 
@@ -109,19 +109,32 @@ def _due_to_end(one: Sent) -> float | None:
     return (one.reply.seconds + one.late_s) / counted if one.reply and counted else None
 
 
-def ratio_of(logs: Sequence[PairedLog]) -> Estimate | None:
-    """Return the geometric mean of the ratios of blocks; see ``speed.mean_of_groups`` for what its units are.
+def mean_of_blocks(logs: Sequence[PairedLog]) -> LogMean | None:
+    """Return the mean over groups of the means over rounds, and how far it may be off; None of too few blocks.
 
-    From ``FEWEST`` groups on they are the units, and the interval is about further prompts like these. Of fewer groups
-    the rounds are, and it is about repeats with the same prompts.
+    From ``FEWEST`` groups on they are the units, and what is said is of further prompts like these. Of fewer groups
+    with two rounds or more, and ``FEWEST`` blocks in all, the rounds within each are the units: of repeats with these
+    prompts.
     """
+    by_group: dict[int, list[float]] = {}
+    for one in logs:
+        by_group.setdefault(one.group, []).append(one.log)
+    if len(by_group) >= FEWEST:
+        return mean_of_groups(logs)
+    if len(logs) < FEWEST or min(map(len, by_group.values())) < 2:
+        return None
+    return mean_of_strata([*by_group.values()])
+
+
+def ratio_of(logs: Sequence[PairedLog]) -> Estimate | None:
+    """Return the ratio of an arm's blocks to plain's, with its interval where ``mean_of_blocks`` has one."""
     if not logs:
         return None
-    groups, found = {one.group for one in logs}, mean_of_groups(logs)
+    groups, found = {one.group for one in logs}, mean_of_blocks(logs)
     if found is None:
         middle = fmean(fmean(one.log for one in logs if one.group == group) for group in groups)
-        return Estimate(exp(middle), None, None, len(groups), NONE)
-    half = student(0.95, found.degrees) * found.error
+        return Estimate(exp(middle), None, None, len(logs), NONE)
+    half = student(0.95, found.degrees) * found.error if found.error else 0.0
     method = GROUPS if len(groups) >= FEWEST else REPEATS
     return Estimate(exp(found.mean), exp(found.mean - half), exp(found.mean + half), found.units, method)
 

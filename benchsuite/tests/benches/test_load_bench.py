@@ -249,8 +249,8 @@ def test_loads_have_blocks_of_twice_as_many_requests_and_as_many_blocks_as_an_in
     live_loads: LoadBench,
 ) -> None:
     one, two, rate = live_loads.plan.loads
-    assert [live_loads.size(load) for load in (one, two, rate)] == [2, 4, 1]
-    assert [len(live_loads.places(load)) for load in (one, two, rate)] == [8, 8, 6]
+    assert [live_loads.size(load) for load in (one, two, rate)] == [2, 4, 6]
+    assert [len(live_loads.places(load)) for load in (one, two, rate)] == [8, 8, 8]
     planned_blocks = list(live_loads.planned(two))
     assert len(planned_blocks) == 4 * 2
     labels = [label for label, _ in live_loads.prompts]
