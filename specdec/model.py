@@ -184,6 +184,11 @@ class ArenaModel:
             total = model.config.num_hidden_layers
             if not 0 < layers < total:
                 raise SpecdecError(f"layers is {layers}; the target has {total}, expected 1 to {total - 1}")
+            if getattr(model.config.get_text_config(decoder=True), "hidden_size_per_layer_input", None):
+                raise SpecdecError(
+                    f"a {model.config.model_type} model embeds each token once for all of its layers, so that the "
+                    f"first {layers} are no model; choose a draft with a model of its own"
+                )
             name, stack = _stack(model, total)
             setattr(_base(model), name, stack[:layers])
             model.config.num_hidden_layers = layers

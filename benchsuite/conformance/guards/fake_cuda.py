@@ -304,7 +304,12 @@ def _our_stands(log: LaunchLog) -> list[Stand]:
         log.kernel(op, *(value for value in given if not isinstance(value, ctypes.Array)))
 
     def offset(module: Any) -> float | None:
-        return 0.0 if type(module).__name__.endswith("RMSNorm") else None
+        weighs = isinstance(getattr(module, "weight", None), Tensor)
+        return 0.0 if weighs and type(module).__name__.endswith("RMSNorm") else None
+
+    def turns(module: nn.Module) -> bool:
+        with unset_fake_temporarily(), torch.device("cpu"):
+            return TURNS(module)
 
     return [
         (Stopwatch, "mark", mark),
@@ -314,7 +319,7 @@ def _our_stands(log: LaunchLog) -> list[Stand]:
         (published, "read_published", _published_head),
         (swap, "_stacked", lambda weights: torch.cat([weight.detach() for weight in weights])),
         (swap, "_norm_offset", offset),
-        (swap, "_turns", lambda module: True),
+        (swap, "_turns", turns),
         (Cuda, "_launch", launch),
         (Calibration, "measure", lambda *arguments: None),
         (Calibration, "forward", lambda *arguments, **options: 100 * LAUNCH_S),
@@ -372,7 +377,7 @@ def _on_target(kind: type[H], target: ArenaModel, *sizes: Any) -> H:
         torch.set_default_dtype(dtype)
 
 
-READ = published.read_published
+TURNS, READ = swap._turns, published.read_published
 
 LAUNCH_S = 1e-6
 """Seconds that a launch takes by the clock of these runs."""

@@ -10,8 +10,11 @@ from transformers import (
     DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GPT2Config,
+    GptOssConfig,
     Lfm2Config,
+    Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
@@ -98,6 +101,33 @@ SPARSE: dict[str, Callable[[], PretrainedConfig]] = {
 }
 """Mixtures of experts: transformers runs their experts, and our ops the rest. ``deepseek`` attends over latents."""
 
+_SPARSELY = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+ATTENDING: dict[str, Callable[[], PretrainedConfig]] = {
+    "gpt-oss": lambda: GptOssConfig(
+        **_COMMON, **_SPARSELY, num_hidden_layers=3, sliding_window=SPAN, layer_types=_HYBRID
+    ),
+    "llama4": lambda: Llama4TextConfig(
+        **_COMMON,
+        **_SPARSELY,
+        intermediate_size_mlp=64,
+        num_hidden_layers=4,
+        attention_chunk_size=SPAN,
+        layer_types=["chunked_attention", "full_attention"] * 2,
+        no_rope_layers=[1, 0] * 2,
+        floor_scale=16,
+    ),
+    "gemma4": lambda: Gemma4TextConfig(
+        **_COMMON,
+        num_hidden_layers=4,
+        sliding_window=SPAN,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        global_head_dim=12,
+        hidden_size_per_layer_input=0,
+    ),
+}
+"""Attention that differs from Llama's: sinks (``gpt-oss``), chunks, heads whose size differs by layer."""
+
 _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -133,15 +163,22 @@ RECURRENT: dict[str, Callable[[], PretrainedConfig]] = {
 }
 """Recurrent and convolutional layers: beside attention, and alone (``mamba``)."""
 
+KINDS = RECURRENT | ATTENDING | SPARSE
+"""Families whose layers are of other kinds than Llama's."""
+
 WIDE: dict[str, Callable[[], PretrainedConfig]] = {
     "llama-16": lambda: LlamaConfig(**{**_COMMON, "hidden_size": 64, "head_dim": 16}, num_hidden_layers=2),
 }
 """Targets of other engines: the attention of some takes heads of 16 numbers or a multiple."""
 
 
+MIXTURES = (*SPARSE, "gpt-oss", "llama4", "qwen3-next")
+"""Families of which some layers are mixtures of experts."""
+
+
 def config_of(family: str, layers: int | None = None) -> PretrainedConfig:
     """Return a family's config, with so many ``layers`` if that is said; their kinds then come in turn."""
-    config = (CONFIGS | SPARSE | RECURRENT | WIDE)[family]()
+    config = (CONFIGS | KINDS | WIDE)[family]()
     if layers is not None:
         kinds = getattr(config, "layer_types", None)
         config.num_hidden_layers = layers
@@ -157,7 +194,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # torch's products of groups, transformers' default, take no float64.
-        more = {"experts_implementation": "eager"} if family in (*SPARSE, "qwen3-next") else {}
+        more = {"experts_implementation": "eager"} if family in MIXTURES else {}
         config = config_of(family, layers)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **more)
     return model.eval().to(dtype)

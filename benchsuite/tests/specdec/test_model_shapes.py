@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     Gemma4TextConfig,
     GPT2Config,
     JetMoeConfig,
@@ -120,6 +121,14 @@ def test_keys_that_the_cells_have_no_room_for_are_refused_before_they_are_writte
         with pytest.raises(SpecdecError, match="1 heads of 5 numbers.*its cells have 1 heads of 4 numbers"):
             plan.attend(0, fits, keys, values, 1.0, None)
     assert not any(cells.any() for cells in (*arena.keys, *arena.values))
+
+
+def test_a_model_that_embeds_tokens_for_all_of_its_layers_is_no_draft_of_its_first_ones() -> None:
+    config = families.config_of("gemma4")
+    config.hidden_size_per_layer_input, config.vocab_size_per_layer_input = 8, 258
+    target = ArenaModel(AutoModelForCausalLM.from_config(config), registry().backend())
+    with pytest.raises(SpecdecError, match="a gemma4_text model embeds each token once .* first 1 are no model"):
+        target.twin(layers=1)
 
 
 def test_a_model_that_was_cut_has_its_part_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
