@@ -18,6 +18,14 @@ _SLIDING = ("sliding_attention", "hybrid_sliding")
 _CHUNKED = ("chunked_attention",)
 _KINDS = (*_FULL, *_SLIDING, *_CHUNKED, *WITHOUT_ATTENTION)
 
+_COMPRESSED = "it presses many tokens into one, which transformers' own cache alone holds"
+_ELSEWHERE = {
+    "indexed_attention": "its indexer chooses tokens by keys of its own, which transformers' own cache alone holds",
+    "compressed_sparse_attention": _COMPRESSED,
+    "heavily_compressed_attention": _COMPRESSED,
+}
+"""Why the arena does not hold layers of these kinds."""
+
 _TWICE_IN_WINDOWS = ("mimo_v2_flash",)
 """Types of model whose layers with a sliding window have twice the key heads that the configuration says."""
 
@@ -38,8 +46,9 @@ def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
         kinds = ["sliding_attention" if window else "full_attention" for window in slides]
     strange = sorted(set(kinds) - set(_KINDS))
     if strange:
+        named = ", ".join(f"{kind} ({_ELSEWHERE[kind]})" if kind in _ELSEWHERE else kind for kind in strange)
         raise SpecdecError(
-            f"a {config.model_type} model has layers of kind {', '.join(strange)}; "
+            f"a {config.model_type} model has layers of kind {named}; "
             f"the arena holds {', '.join(_KINDS)}: choose another model"
         )
     attends = [layer for layer, kind in zip(layers, kinds, strict=True) if kind not in WITHOUT_ATTENTION]

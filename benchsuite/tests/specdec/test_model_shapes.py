@@ -98,6 +98,10 @@ def test_a_config_that_the_arena_cannot_hold_is_refused_in_these_words() -> None
         "a bare model has layers of kind linear, odd; the arena holds full_attention, hybrid, sliding_attention, "
         "hybrid_sliding, chunked_attention, linear_attention, conv, mlp, moe: choose another model"
     )
+    with pytest.raises(
+        SpecdecError, match=r"kind indexed_attention \(its indexer chooses tokens by keys of its own, .*\);"
+    ):
+        layer_shapes(_bare(layer_types=["indexed_attention", "full_attention"]))
     for config, name in ((_bare(is_encoder_decoder=True), "bare"), (RwkvConfig(), "rwkv")):
         with pytest.raises(SpecdecError) as refused:
             layer_shapes(config)
