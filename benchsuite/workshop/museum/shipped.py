@@ -217,8 +217,8 @@ SHIPPED = (
         "rollback",
         (
             "specdec.recurrent:WindowStates.run",
-            "self._rings.write(key, self._rows, self._targets[slot], state)",
-            "[self._rings.write(key, self._rows, after, state) for after in self._targets if not slot]",
+            "self._rings.write(key, self._rows, target, state)",
+            "[self._rings.write(key, self._rows, after, state) for after in self._targets if self.slot == 0]",
         ),
     ),
     mutant(
