@@ -90,8 +90,9 @@ def layers_of(model: PreTrainedModel) -> list[LayerShape]:
 def position_limit(config: PretrainedConfig) -> int | None:
     """The model's number of positions; None if every attention layer has a sliding window and positions are rotary.
 
-    Of a model whose rotary frequencies are others in a forward that reaches beyond a length (longrope), that length: a
-    window of proposals would reach it before plain decoding does, and its tokens would be of another model.
+    Of a model whose rotary frequencies are others in a forward that reaches beyond a length (longrope, dynamic), that
+    length: a window of proposals would reach it before plain decoding does, or a longer row beside it, and its tokens
+    would be of another model.
     """
     config = config.get_text_config(decoder=True)
     limit: int | None = getattr(config, "max_position_embeddings", None)
@@ -110,4 +111,6 @@ def _switching_length(config: PretrainedConfig) -> int | None:
     lengths = [
         one.get("original_max_position_embeddings") or own for one in kinds if one.get("rope_type") == "longrope"
     ]
+    if any("dynamic" in one.get("rope_type", "") for one in kinds):
+        lengths.append(getattr(config, "max_position_embeddings", None))
     return min((int(length) for length in lengths if length), default=None)

@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,50 +19,61 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from specdec.arena import NO_STATES, Arena
-from specdec.devices import is_half, uploaded
+from specdec.devices import uploaded
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
 from specdec.layers import layers_of, position_limit
 from specdec.messages import Window
-from specdec.recurrent import ChunkStates, StateCache, WindowStates, run_as_made, run_in_slots, state_keepers
-from specdec.running import attending_layer, running, running_plan
+from specdec.recurrent import ChunkStates, WindowStates, run_as_made, run_in_slots, state_keepers
+from specdec.running import attending_layer, next_turn, running, running_plan
 from specdec.sharding import sharding_of
 from specdec.states import StateKey, StateShape
 from specdec.swap import Swap
 from specdec.taps import NO_LAYERS, Taps
 from specdec.threads import one_torch_thread
+from specdec.trial import WATCHED, ArenaTrial, in_short
 
 PREFILL_CHUNK = 256
 """Largest number of prompt tokens in one prefill forward."""
 
+_ALONE = "a model over the arena was called by itself; call ArenaModel.forward, or the model that twin() gives"
 
-def _attention(
+
+def _attention(module: nn.Module, *tensors: Tensor, **given: Any) -> tuple[Tensor, None]:
+    layer = attending_layer()
+    if layer is None:
+        layer = cast(int, module.layer_idx)  # every decoder's attention carries one
+    return _attended(layer, module, *tensors, **given), None
+
+
+def _attention_in_turn(module: nn.Module, *tensors: Tensor, **given: Any) -> tuple[Tensor, None]:
+    """For a model whose layers attend more than once in a forward: each call has keys and values of its own."""
+    return _attended(next_turn(), module, *tensors, **given), None
+
+
+def _attended(
+    layer: int,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None = None,
     *,
     scaling: float,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
-) -> tuple[Tensor, None]:
+) -> Tensor:
     plan = running_plan()
     if plan is None:
-        raise SpecdecError(
-            "a model over the arena was called by itself; call ArenaModel.forward, or the model that twin() gives"
-        )
-    layer = attending_layer()
-    if layer is None:
-        layer = cast(int, module.layer_idx)  # every decoder's attention carries one
+        raise SpecdecError(_ALONE)
     size = value.shape[-1]
     if key.shape[-1] != size:  # the narrower is filled with zeros, which change no product
         wide = max(key.shape[-1], size)
         query, key, value = (nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (query, key, value))
     if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
         query = _tuned(module, query, plan.position)
-    return plan.attend(layer, query, key, value, scaling, softcap, s_aux)[..., :size], None
+    return plan.attend(layer, query, key, value, scaling, softcap, s_aux)[..., :size]
 
 
 def _tuned(module: Any, query: Tensor, position: Tensor) -> Tensor:
@@ -79,6 +91,7 @@ def _tuned(module: Any, query: Tensor, position: Tensor) -> Tensor:
 
 
 AttentionInterface.register("specdec", _attention)
+AttentionInterface.register("specdec_in_turn", _attention_in_turn)
 
 
 class ArenaModel:
@@ -101,8 +114,14 @@ class ArenaModel:
 
     def __init__(self, model: PreTrainedModel, ops: Backend, bits: int | None = None) -> None:
         self._keepers = state_keepers(model)
-        self.layers, self.sharding = layers_of(model), sharding_of(model)
-        self.limit = position_limit(model.config)
+        try:
+            self.layers, self.sharding = layers_of(model), sharding_of(model)
+            self.limit = position_limit(model.config)
+        except (AttributeError, TypeError, ValueError) as error:  # a configuration of another kind than a decoder's
+            raise SpecdecError(
+                f"a {model.config.model_type} model cannot run over the arena: its configuration says no layers that "
+                f"it could hold ({in_short(error)}); choose another model"
+            ) from error
         if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None):
             # sdpa leaves the cap out, and transformers 5.17 chooses it for Gemma 2 all the same.
             model.set_attn_implementation("eager")
@@ -122,27 +141,10 @@ class ArenaModel:
         """Send the model's attention to the arena, and refuse a model for which this changes the logits.
 
         Some families ignore the switch, and some attend with more than queries, keys and values; both would emit
-        fluent but wrong text. So a few tokens over the arena must give the model's earlier logits. Layers that only
-        look like Llama's fail this test too; they then keep their own forward, and the test runs again.
+        fluent but wrong text (``specdec.trial``). Layers that only look like Llama's fail the trial too; they then keep
+        their own forward, and the trial runs again.
         """
-        # From all over the vocabulary: its first ids are control tokens, after which rounding alone changed the logits
-        # of SmolLM2 in bfloat16 by a fifth.
-        tokens = (torch.arange(6, device=self.device) * 7919 % self.vocabulary)[None]
-        run_in_slots(self._keepers)
-        asking: dict[str, StateCache] = {"cache": StateCache()} if self._keepers else {}
-        before = self.model(tokens, use_cache=False, **asking).logits.float()
-        if self._keepers:
-            self.states = asking["cache"].shapes()
-        self.model.set_attn_implementation("specdec")
-        self.swap.put_in()
-        reason = self._differs(tokens, before)
-        if reason:
-            self.swap.take_out()
-            self.swap.put_in(layers=False)
-            reason = self._differs(tokens, before)
-        if reason and self.states:
-            self._goes_on = False
-            reason = self._differs(tokens, before)
+        reason = self._tried()
         self.forwards = 0
         self.own_threads = self.sharding is None and self.swap.own_threads
         if reason:
@@ -152,23 +154,39 @@ class ArenaModel:
                 "like them"
             )
 
-    def _differs(self, tokens: Tensor, before: Tensor) -> str | None:
-        """How the logits over the arena differ from the model's own, ``before`` [1, W, V], in words; None if equal."""
-        half = tokens.shape[1] // 2
-        window = Window.chain(tokens[:, half], tokens[:, half + 1 :], tokens.new_full((1,), half - 1))
-        arena = self.arena(1, 2 * half, 2 * half)
-        before = before[:, half:]
+    def _tried(self) -> str:
+        """Why the model is refused; empty if it runs."""
+        recurrent = bool(self._keepers)
+        run_in_slots(self._keepers)
         try:
-            # Each forward is correct only if it reads the keys and values, or the states, that those before it wrote.
-            self.extend(arena, tokens[:, :1], 0, 0)
-            self.extend(arena, tokens[:, 1:half], 0, 1)
-            after = self.forward(arena, window, slice(0, 1), half)[0].float()
-        except TypeError as error:
-            return str(error)
-        # A gate after a recurrence may make much of a rounding: transformers' own steps differ so from its own forward.
-        allowed = 0.1 if is_half(self.dtype) else 2e-3 if self.states else 1e-4
-        same = bool((after - before).abs().max() <= allowed * before.abs().max())
-        return None if same else "its logits over the arena are not its own"
+            trial = ArenaTrial(self.model, self.limit, recurrent)
+            self.model.set_attn_implementation(WATCHED)
+            found = trial.watched(self.model, self.layers, recurrent)
+            self.model.set_attn_implementation("specdec_in_turn" if found.in_turn else "specdec")
+        except Exception as error:  # whatever the model's code raises
+            return in_short(error)
+        if found.refusal:
+            return found.refusal
+        for table in found.tables:
+            self.swap.place(table.module, _at_positions(table.module, table.first))
+        if found.in_turn:
+            shapes = [self.layers[call.layer or 0] for call in found.calls]
+            self.layers = [
+                replace(shape, heads=call.heads, head_dim=call.head_dim)
+                for shape, call in zip(shapes, found.calls, strict=True)
+            ]
+        if recurrent:
+            self.states = trial.states
+        self.swap.put_in(layers=not found.in_turn)
+        reason = trial.differs(self)
+        if reason:
+            self.swap.take_out()
+            self.swap.put_in(layers=False)
+            reason = trial.differs(self)
+        if reason and self.states:
+            self._goes_on = False
+            reason = trial.differs(self)
+        return reason and (found.guess or reason)
 
     @property
     def weight_bytes(self) -> int:
@@ -291,6 +309,18 @@ def _base(model: PreTrainedModel) -> nn.Module:
     # Mllama's class names a part as its base that it does not have, and is then its own.
     base: nn.Module = model.get_submodule("model") if model.base_model is model else model.base_model
     return base
+
+
+def _at_positions(table: Any, first: int) -> Callable[..., Tensor]:
+    """A forward that reads a table's rows at the positions of the plan, and not at those that it is given."""
+
+    def forward(*_: Any, **__: Any) -> Tensor:
+        plan = running_plan()
+        if plan is None:
+            raise SpecdecError(_ALONE)
+        return nn.functional.embedding(plan.position + first, table.weight)
+
+    return forward
 
 
 def _stack(model: PreTrainedModel, total: int) -> tuple[str, nn.ModuleList]:

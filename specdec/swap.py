@@ -73,6 +73,10 @@ class Swap:
         for module, forward in (*self._forwards, *(self._layers if layers else [])):
             module.forward = forward
 
+    def place(self, module: nn.Module, forward: Forward) -> None:
+        """Another forward for a module, from the next ``put_in`` on."""
+        self._forwards.append((module, forward))
+
     def take_out(self) -> None:
         """Restore the modules that transformers made; quantised weights keep their rounded values."""
         for module, _ in (*self._forwards, *self._layers):

@@ -44,6 +44,7 @@ from specdec.lengths import Ks
 from specdec.model import ArenaModel
 from specdec.ops import Ops
 from specdec.rows import TAIL
+from specdec.trial import ArenaTrial, WatchedAttention
 from specdec_kernels.cuda import Cuda
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
@@ -313,7 +314,8 @@ def _our_stands(log: LaunchLog) -> list[Stand]:
 
     return [
         (Stopwatch, "mark", mark),
-        (ArenaModel, "_differs", lambda *arguments: None),
+        (ArenaTrial, "watched", lambda *arguments: WatchedAttention()),
+        (ArenaTrial, "differs", lambda *arguments: ""),
         (files, "load_eagle", _eagle_head),
         (files, "load_medusa", _medusa_heads),
         (published, "read_published", _published_head),

@@ -237,6 +237,8 @@ def _generated(own: PreTrainedModel, prompt: tuple[int, ...]) -> list[int]:
         max_new_tokens=NEW_TOKENS,
         do_sample=False,
         eos_token_id=None,
+        forced_eos_token_id=None,
+        forced_bos_token_id=None,
         pad_token_id=0,
     )
     return [int(token) for token in whole[0, len(prompt) :]]

@@ -1,0 +1,314 @@
+"""The trial of a wrapped model: what it must show before its output may be believed.
+
+**Two texts.** A text of 48 tokens in two chunks of prefill and a window, beside a shorter one that goes on in two
+branches of a tree, must give the logits of the unmodified model.
+
+**The rules of the layers.** Windows and chunks are of thousands of tokens, and no text of that length is run. The model
+is run once with an attention that is given no mask but the rule from which transformers makes it, a function of two
+positions. The rule of each layer must be the arena's, up to 2¹⁷ tokens.
+
+**Tables of positions.** A table that counts a forward's tokens instead of reading ``position_ids`` reads the plan's.
+
+The trial cannot see a rule that a model applies by itself, without transformers' masks, after 48 tokens and nowhere in
+its configuration; ``specdec.layers.position_limit`` has the lengths at which rotary frequencies change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from specdec.arena import LayerShape
+from specdec.devices import is_half
+from specdec.messages import Window
+from specdec.recurrent import StateCache
+from specdec.running import attending_layer, running
+
+if TYPE_CHECKING:
+    from specdec.model import ArenaModel
+
+LENGTH = 48
+"""Tokens of the longer text of a trial."""
+
+SHORT = 5
+"""Committed tokens of the shorter text."""
+
+WIDTH = 8
+"""Slots of the window of a trial."""
+
+ALLOWED, ALLOWED_HALF = 1e-4, 0.1
+"""Largest difference of a logit, as a share of the largest, in float32 and half precision."""
+
+ALLOWED_GATED, PEAK_GATED = 2e-3, 2e-2
+"""The same of a recurrent model in float32: of the median slot of a row, and of any.
+
+A gate after a recurrence may make much of a rounding: transformers' own steps differ so from its own forward.
+"""
+
+FURTHEST = 1 << 17
+"""Positions up to which the rules of layers are compared."""
+
+GIVEN = ("position_ids", "s_aux")
+"""Tensors beside queries, keys, values and masks that the arena's attention reads or has no need of."""
+
+WATCHED = "specdec_watched"
+"""The name of the attention that is given rules."""
+
+Rule = Callable[[int, int, Tensor, Tensor], Tensor]
+"""Whether a query sees a key: (row, head, position of the query, position of the key), as transformers has it."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of a model's attention: its layer, the heads and size of its keys and values, and the layer's rule.
+
+    ``rule`` is None where every earlier token is seen. ``strange``: what the arena's attention would not be given.
+    """
+
+    layer: int | None
+    heads: int
+    head_dim: int
+    rule: Rule | None
+    strange: str
+
+
+@dataclass(frozen=True)
+class PositionTable:
+    """An embedding that is read at ``first``, ``first + 1``, … by the first, second, … token of a forward."""
+
+    module: nn.Module
+    first: int
+
+
+@dataclass
+class WatchedAttention:
+    """What was seen of a model: its attention's calls, its tables that ignore ``position_ids``, and why it is refused.
+
+    ``in_turn``: some layer attends more than once in a forward, so that each call needs keys and values of its own.
+    ``refusal`` is empty if nothing was found; ``guess`` is the likely reason if its logits turn out to be others.
+    """
+
+    calls: list[AttentionCall] = field(default_factory=list)
+    in_turn: bool = False
+    tables: list[PositionTable] = field(default_factory=list)
+    refusal: str = ""
+    guess: str = ""
+
+
+class ArenaTrial:
+    """The texts of a trial and the unmodified model's logits of them.
+
+    ``limit``: the model's number of positions, if it has one. ``recurrent``: its modules ask a cache for their states;
+    ``states`` then has what they gave. Raises what the model's code raises.
+
+    Example: ``trial = ArenaTrial(model, 512, False)``, then over the arena ``trial.differs(target)``
+    """
+
+    def __init__(self, model: PreTrainedModel, limit: int | None, recurrent: bool) -> None:
+        config = model.config.get_text_config(decoder=True)
+        self._length = LENGTH if limit is None else min(LENGTH, limit)
+        self._width = min(WIDTH, self._length // 2)
+        self._short = min(SHORT, self._length - self._width)
+        device = next(model.parameters()).device
+        # From all over the vocabulary: its first ids are control tokens, after which rounding alone changed the logits
+        # of SmolLM2 in bfloat16 by a fifth.
+        padding = getattr(config, "pad_token_id", None)  # some give this token no position
+        ids = [number * 7919 % config.vocab_size for number in range(1, 3 * LENGTH + 1)]
+        texts = torch.tensor([(one + 1) % config.vocab_size if one == padding else one for one in ids], device=device)
+        self._text = texts[None, : self._length]
+        half = (self._width - 1) // 2
+        prefix, rest = texts[LENGTH : LENGTH + self._short + 1], texts[2 * LENGTH :]
+        size = self._width - 1 - half
+        self._branches = torch.stack([torch.cat([prefix, rest[at : at + size]]) for at in (0, size)])
+        self._parents = [-1, *range(half), 0, *range(half + 1, self._width - 1)]
+        self._places = [(0, slot) for slot in range(half + 1)] + [(1, slot) for slot in range(1, size + 1)]
+        cache = StateCache()
+        given: dict[str, Any] = {"cache": cache} if recurrent else {}
+        with running(None), _Indices() as self._indices:
+            text = model(self._text, use_cache=False, **given).logits
+        self.states = cache.shapes()
+        with running(None):
+            branches = model(self._branches, use_cache=False, **({"cache": StateCache()} if recurrent else {})).logits
+        tree = torch.stack([branches[branch, self._short + slot] for branch, slot in self._places])
+        self._expected = torch.stack([text[0, -self._width :], tree]).float()
+
+    def watched(self, model: PreTrainedModel, layers: Sequence[LayerShape], recurrent: bool) -> WatchedAttention:
+        """Run the model, whose attention has become ``WATCHED``, for a few tokens that begin at a later position.
+
+        ``layers``: what the arena is to hold. Nothing is changed.
+        """
+        found = WatchedAttention()
+        start, width = 3, min(3, self._width)
+        tokens, position = self._text[:, :width], torch.arange(start, start + width, device=self._text.device)[None]
+        given: dict[str, Any] = {"cache": StateCache()} if recurrent else {}
+        with running(None), _watching(found.calls), _Indices() as indices:
+            try:
+                model(tokens, use_cache=False, position_ids=position, **given)
+            except Exception as error:  # whatever its code raises; the texts decide
+                found.guess = in_short(error)
+                return found
+        for module in model.modules():
+            if isinstance(module, nn.Embedding) and (first := self._indices.first(module.weight, 0)) is not None:
+                if indices.first(module.weight, start) is None:
+                    found.tables.append(PositionTable(module, first))
+                elif (other := indices.first(module.weight, start)) != first:
+                    found.refusal = (
+                        f"its forward counts positions from {first}, and with position_ids, which generate gives it, "
+                        f"from {other}"
+                    )
+        found.in_turn = len({call.layer for call in found.calls}) < len(found.calls)
+        attends = {number for number, shape in enumerate(layers) if shape.heads}
+        missing = attends - {call.layer for call in found.calls}
+        if missing and not found.in_turn:
+            found.guess = (
+                f"{len(missing)} of its {len(attends)} attention layers attend in code of their own, "
+                "not through transformers' AttentionInterface"
+            )
+        elif strange := sorted({call.strange for call in found.calls if call.strange}):
+            found.guess = f"its attention takes {', '.join(strange)}"
+        else:
+            found.refusal = found.refusal or _unruly(found.calls, layers)
+        return found
+
+    def differs(self, target: ArenaModel) -> str:
+        """How the logits over the arena differ from the unmodified model's, in words; empty if they do not."""
+        prefix = self._length - self._width
+        arena = target.arena(2, self._length, self._length)
+        device = self._text.device
+        tree = torch.stack([self._branches[branch, self._short + slot] for branch, slot in self._places])
+        chain = torch.arange(-1, self._width - 1, device=device)
+        window = Window(
+            torch.stack([self._text[0, prefix:], tree]),
+            torch.stack([chain, torch.tensor(self._parents, device=device)]),
+            torch.full((2,), self._width, device=device),
+        )
+        try:
+            # Each forward is correct only if it reads the keys and values, or the states, that those before it wrote.
+            ends = sorted({0, 1, prefix})
+            for start, end in pairwise(ends):
+                target.extend(arena, self._text[:, start:end], 0, start)
+            target.extend(arena, self._branches[:1, : self._short], 1, 0)
+            after = target.forward(arena, window, slice(0, 2), prefix)[0].float()
+        except Exception as error:  # whatever the model's code raises
+            return in_short(error)
+        share = (after - self._expected).abs().amax(-1) / self._expected.abs().max()  # of each slot
+        if target.states and not is_half(target.dtype):
+            same = bool(share.max() <= PEAK_GATED) and bool(share.median(-1).values.max() <= ALLOWED_GATED)
+        else:
+            same = bool(share.max() <= (ALLOWED_HALF if is_half(target.dtype) else ALLOWED))
+        return "" if same else "its logits over the arena are not its own"
+
+
+def in_short(error: Exception) -> str:
+    """The kind of an exception and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _unruly(calls: Sequence[AttentionCall], layers: Sequence[LayerShape]) -> str:
+    """How the rule of a layer differs from the arena's, in words; empty if none does."""
+    for call in calls:
+        shape = layers[call.layer or 0]
+        if (found := _unlike(call.rule, shape, layers)) is not None:
+            query, key, seen = found
+            what = "chunks of " if shape.chunked else "the last " if shape.span else "every earlier "
+            return (
+                f"by its configuration a token of layer {call.layer} sees {what}{shape.span or 'token'}"
+                f"{' tokens' if shape.span else ''}, and by its mask token {query} "
+                f"{'sees' if seen else 'does not see'} token {key}"
+            )
+    return ""
+
+
+def _unlike(rule: Rule | None, shape: LayerShape, layers: Sequence[LayerShape]) -> tuple[int, int, bool] | None:
+    """A query and a key of which ``rule`` says another thing than the arena, and what it says; None if there is none.
+
+    Compared around each power of two and each span.
+    """
+    span = shape.span
+    marks = {1 << power for power in range(FURTHEST.bit_length())} | {one.span for one in layers if one.span}
+    near = torch.tensor(sorted({max(mark + step, 0) for mark in marks for step in (-1, 0, 1)} | {0}))
+    query = torch.cat([near, 3 * near[near < FURTHEST // 3]])[:, None]
+    key = torch.cat([query - near, query + 1], dim=1).clamp(min=0)
+    expected = key <= query
+    if span is not None:
+        expected &= query // span == key // span if shape.chunked else query - key < span
+    try:
+        got = key <= query if rule is None else rule(0, 0, query, key).expand_as(expected)
+    except Exception:  # a rule that is no function of positions alone: the texts decide
+        return None
+    if bool((got == expected).all()):
+        return None
+    row, column = (int(place[0]) for place in (got != expected).nonzero(as_tuple=True))
+    return int(query[row, 0]), int(key[row, column]), bool(got[row, column])
+
+
+class _Indices(TorchFunctionMode):
+    """Collects the indices with which embeddings are read while it is entered, by the id of their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.embedding and len(args) > 1:
+            self._read[id(args[1])] = args[0]
+        return func(*args, **(kwargs or {}))
+
+    def first(self, weight: Tensor, start: int) -> int | None:
+        """Where tokens begin that read consecutive rows, less ``start``; None if they read others, or the same row."""
+        index = self._read.get(id(weight))
+        if index is None or index.dim() == 0 or index.shape[-1] < 2 or index.is_floating_point():
+            return None
+        line = index.reshape(-1, index.shape[-1])
+        steps = line - torch.arange(line.shape[1], device=line.device)
+        first = int(steps[0, 0]) - start
+        return first if bool((steps == steps[0, 0]).all()) and first >= 0 else None
+
+
+_CALLS: ContextVar[list[AttentionCall]] = ContextVar("specdec_calls")
+
+
+@contextmanager
+def _watching(calls: list[AttentionCall]) -> Iterator[None]:
+    token = _CALLS.set(calls)
+    try:
+        yield
+    finally:
+        _CALLS.reset(token)
+
+
+def _watched_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+) -> tuple[Tensor, None]:
+    rule = getattr(attention_mask, "specdec_rule", None)
+    layer = attending_layer()
+    if layer is None:
+        layer = getattr(module, "layer_idx", None)
+    taken = sorted(name for name, value in given.items() if isinstance(value, Tensor) and name not in GIVEN)
+    taken += ["masks that its layers make"] if attention_mask is not None and rule is None else []
+    strange = ", ".join(taken)
+    _CALLS.get().append(AttentionCall(layer, key.shape[1], max(key.shape[-1], value.shape[-1]), rule, strange))
+    batch, heads, width, _ = query.shape
+    return query.new_zeros(batch, width, heads, value.shape[-1]), None
+
+
+def _rule_as_mask(*_: Any, batch_size: int, mask_function: Rule, **given: Any) -> Tensor:
+    """A mask of ones that carries the rule. transformers 5.17 to 5.24 give the sizes by these names."""
+    mask = torch.ones(batch_size, 1, given["q_length"], given["kv_length"], dtype=torch.bool)
+    mask.specdec_rule = mask_function  # type: ignore[attr-defined]
+    return mask
+
+
+AttentionInterface.register(WATCHED, _watched_attention)
+AttentionMaskInterface.register(WATCHED, _rule_as_mask)
