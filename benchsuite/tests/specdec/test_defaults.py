@@ -181,7 +181,7 @@ def test_backends_declare_their_options_priority_devices_threads_and_ops_that_no
 class Timed:
     """A target whose forward takes rows + 10 x width + 100 x length seconds, and a tenth more in every later round."""
 
-    device = torch.device("cpu")
+    device, vocabulary = torch.device("cpu"), 7
 
     def __init__(self) -> None:
         self.now, self.arenas, self.asked = 0.0, list[tuple[int, ...]](), list[Point]()
