@@ -68,7 +68,7 @@ class Calibration:
             for point in missing:
                 arena.committed.fill_(point.length)
                 tokens = torch.randint(self.target.vocabulary, point[::2], generator=dice).to(self.target.device)
-                window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens[:, 0] + point.width - 1)
+                window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens.new_full((point.rows,), point.width - 1))
                 start = watch.mark()
                 self.target.forward(arena, window, slice(0, point.rows), point.length)
                 seconds = watch.seconds(start, watch.mark())
