@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -115,32 +116,32 @@ class ArenaTrial:
     """
 
     def __init__(self, model: PreTrainedModel, limit: int | None, recurrent: bool) -> None:
-        config = model.config.get_text_config(decoder=True)
         self._length = LENGTH if limit is None else min(LENGTH, limit)
         self._width = min(WIDTH, self._length // 2)
         self._short = min(SHORT, self._length - self._width)
         device = next(model.parameters()).device
-        # From all over the vocabulary: its first ids are control tokens, after which rounding alone changed the logits
-        # of SmolLM2 in bfloat16 by a fifth.
-        padding = getattr(config, "pad_token_id", None)  # some give this token no position
-        ids = [number * 7919 % config.vocab_size for number in range(1, 3 * LENGTH + 1)]
-        texts = torch.tensor([(one + 1) % config.vocab_size if one == padding else one for one in ids], device=device)
-        self._text = texts[None, : self._length]
+        self._texts = _ordinary(model, 2 * LENGTH).view(2, LENGTH)[:, : self._length]
+        self._texts[1, : self._short + 1] = self._texts[0, : self._short + 1]  # the root of the tree and what is before
         half = (self._width - 1) // 2
-        prefix, rest = texts[LENGTH : LENGTH + self._short + 1], texts[2 * LENGTH :]
-        size = self._width - 1 - half
-        self._branches = torch.stack([torch.cat([prefix, rest[at : at + size]]) for at in (0, size)])
         self._parents = [-1, *range(half), 0, *range(half + 1, self._width - 1)]
-        self._places = [(0, slot) for slot in range(half + 1)] + [(1, slot) for slot in range(1, size + 1)]
+        sizes = half, self._width - 1 - half
+        self._places = torch.tensor(
+            [(0, self._short)] + [(text, self._short + slot) for text in (0, 1) for slot in range(1, sizes[text] + 1)],
+            device=device,
+        ).T
         cache = StateCache()
         given: dict[str, Any] = {"cache": cache} if recurrent else {}
+        slots = torch.arange(self._width, device=device)
+        asked = torch.cat([self._length - self._width + slots, self._short + slots])
+        whole = "logits_to_keep" not in signature(model.forward).parameters  # a head may take half of the time
         with running(None), _Indices() as self._indices:
-            text = model(self._text, use_cache=False, **given).logits
+            logits = model(
+                self._texts, use_cache=False, **(given if whole else given | {"logits_to_keep": asked})
+            ).logits
+        chain, tree = (logits[:, asked] if whole else logits).split(self._width, dim=1)
+        texts, positions = self._places
         self.states = cache.shapes()
-        with running(None):
-            branches = model(self._branches, use_cache=False, **({"cache": StateCache()} if recurrent else {})).logits
-        tree = torch.stack([branches[branch, self._short + slot] for branch, slot in self._places])
-        self._expected = torch.stack([text[0, -self._width :], tree]).float()
+        self._expected = torch.stack([chain[0], tree[texts, positions - self._short]]).float()
 
     def watched(self, model: PreTrainedModel, layers: Sequence[LayerShape], recurrent: bool) -> WatchedAttention:
         """Run the model, whose attention has become ``WATCHED``, for a few tokens that begin at a later position.
@@ -149,9 +150,9 @@ class ArenaTrial:
         """
         found = WatchedAttention()
         start, width = 3, min(3, self._width)
-        tokens, position = self._text[:, :width], torch.arange(start, start + width, device=self._text.device)[None]
+        tokens, position = self._texts[:1, :width], torch.arange(start, start + width, device=self._texts.device)[None]
         given: dict[str, Any] = {"cache": StateCache()} if recurrent else {}
-        with running(None), _watching(found.calls), _Indices() as indices:
+        with running(None), _watching(found.calls), _Indices(products=False) as indices:
             try:
                 model(tokens, use_cache=False, position_ids=position, **given)
             except Exception as error:  # whatever its code raises; the texts decide
@@ -182,13 +183,14 @@ class ArenaTrial:
 
     def differs(self, target: ArenaModel) -> str:
         """How the logits over the arena differ from the unmodified model's, in words; empty if they do not."""
+        if not bool(self._expected.isfinite().all()):
+            return "the unmodified model's logits are NaN or infinite"
         prefix = self._length - self._width
         arena = target.arena(2, self._length, self._length)
-        device = self._text.device
-        tree = torch.stack([self._branches[branch, self._short + slot] for branch, slot in self._places])
+        device = self._texts.device
         chain = torch.arange(-1, self._width - 1, device=device)
         window = Window(
-            torch.stack([self._text[0, prefix:], tree]),
+            torch.stack([self._texts[0, prefix:], self._texts[tuple(self._places)]]),
             torch.stack([chain, torch.tensor(self._parents, device=device)]),
             torch.full((2,), self._width, device=device),
         )
@@ -196,8 +198,8 @@ class ArenaTrial:
             # Each forward is correct only if it reads the keys and values, or the states, that those before it wrote.
             ends = sorted({0, 1, prefix})
             for start, end in pairwise(ends):
-                target.extend(arena, self._text[:, start:end], 0, start)
-            target.extend(arena, self._branches[:1, : self._short], 1, 0)
+                target.extend(arena, self._texts[:1, start:end], 0, start)
+            target.extend(arena, self._texts[1:, : self._short], 1, 0)
             after = target.forward(arena, window, slice(0, 2), prefix)[0].float()
         except Exception as error:  # whatever the model's code raises
             return in_short(error)
@@ -207,6 +209,21 @@ class ArenaTrial:
         else:
             same = bool(share.max() <= (ALLOWED_HALF if is_half(target.dtype) else ALLOWED))
         return "" if same else "its logits over the arena are not its own"
+
+
+def _ordinary(model: PreTrainedModel, count: int) -> Tensor:
+    """``count`` tokens that are no padding, to which some give no position, and whose rows of the embedding are finite.
+
+    From all over the vocabulary: its first ids are control tokens, after which rounding alone changed the logits of
+    SmolLM2 in bfloat16 by a fifth.
+    """
+    config, table = model.config.get_text_config(decoder=True), model.get_input_embeddings().weight
+    ids = torch.arange(1, 2 * count + 1, device=table.device) * 7919 % config.vocab_size
+    padding = getattr(config, "pad_token_id", None)
+    ordinary = table[ids].isfinite().all(-1) & (ids != (-1 if padding is None else padding))
+    first = ordinary.argsort(descending=True, stable=True)
+    tokens: Tensor = ids[first[torch.arange(count, device=table.device) % ordinary.sum().clamp(min=1)]]
+    return tokens
 
 
 def in_short(error: Exception) -> str:
@@ -254,15 +271,22 @@ def _unlike(rule: Rule | None, shape: LayerShape, layers: Sequence[LayerShape]) 
 
 
 class _Indices(TorchFunctionMode):
-    """Collects the indices with which embeddings are read while it is entered, by the id of their weights."""
+    """Collects the indices with which embeddings are read while it is entered, by the id of their weights.
 
-    def __init__(self) -> None:
+    Without ``products``, each product with a matrix of weights is zeros: they are most of the time of a forward.
+    """
+
+    def __init__(self, products: bool = True) -> None:
         super().__init__()
         self._read: dict[int, Tensor] = {}
+        self._products = products
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.embedding and len(args) > 1:
             self._read[id(args[1])] = args[0]
+        if func is functional.linear and not self._products:
+            states, weight = args[:2]
+            return states.new_zeros(*states.shape[:-1], weight.shape[0])
         return func(*args, **(kwargs or {}))
 
     def first(self, weight: Tensor, start: int) -> int | None:

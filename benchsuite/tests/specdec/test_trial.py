@@ -102,9 +102,9 @@ def test_a_rule_of_the_model_s_own_is_found_up_to_the_length_of_the_trial(after:
         ArenaModel(model, registry().backend())
 
 
-@pytest.mark.parametrize("shape", [(1, LENGTH), (2, WIDTH)])
+@pytest.mark.parametrize("shape", [(2, LENGTH), (2, WIDTH)])
 def test_whatever_a_model_raises_is_a_refusal_with_its_first_line(shape: tuple[int, int]) -> None:
-    """In its own forward of the text, or only in the window over the arena."""
+    """In its own forward of the texts, or only in the window over the arena."""
     model = _model(LlamaConfig(**LLAMA))
 
     def fail(module: Any, given: Any, named: Any) -> None:
@@ -114,6 +114,18 @@ def test_whatever_a_model_raises_is_a_refusal_with_its_first_line(shape: tuple[i
     model.register_forward_pre_hook(fail, with_kwargs=True)
     with pytest.raises(SpecdecError, match=r"cannot run over the arena \(LookupError: no such thing\);"):
         ArenaModel(model, registry().backend())
+
+
+@pytest.mark.parametrize("spared", [0, 40])
+def test_tokens_whose_embedding_is_not_finite_are_no_part_of_the_trial(spared: int) -> None:
+    """Rows that no text should read may hold anything; a model without a finite row has that as its reason."""
+    model = _model(LlamaConfig(**LLAMA))
+    model.model.embed_tokens.weight.data[spared:] = float("inf")
+    if spared:
+        ArenaModel(model, registry().backend())
+    else:
+        with pytest.raises(SpecdecError, match="the unmodified model's logits are NaN or infinite"):
+            ArenaModel(model, registry().backend())
 
 
 def test_rotary_frequencies_that_grow_with_the_text_end_a_row_where_they_change() -> None:

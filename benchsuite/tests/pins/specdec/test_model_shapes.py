@@ -29,4 +29,4 @@ def test_logits_may_differ_by_this_share_of_the_largest_and_no_more(dtype: torch
             assert moved.abs().max() == largest
             trial._expected = moved
             assert trial.differs(target) == reason
-    assert trial._text.shape == (1, LENGTH)
+    assert trial._texts.shape == (2, LENGTH)
