@@ -7,47 +7,57 @@ what it asks of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from itertools import count
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specdec.arena import Plan
 
-_PLAN: ContextVar[Plan | None] = ContextVar("specdec_plan", default=None)
-_LAYER: ContextVar[int | None] = ContextVar("specdec_layer", default=None)
-_TURNS: ContextVar[Iterator[int]] = ContextVar("specdec_turns")
+
+class running:
+    """A context in which the forwards of a wrapped model write and read the cells of ``plan``; None: of no arena.
+
+    A class, since every forward enters it, and a generator would cost four times as much.
+    """
+
+    __slots__ = ("_token", "layer", "plan", "turns")
+
+    def __init__(self, plan: Plan | None) -> None:
+        self.plan = plan
+        self.layer: int | None = None
+        self.turns = 0
+
+    def __enter__(self) -> None:
+        self._token: Token[running | None] = _RUNNING.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        _RUNNING.reset(self._token)
 
 
-@contextmanager
-def running(plan: Plan | None) -> Iterator[None]:
-    """A context in which the forwards of a wrapped model write and read the cells of ``plan``; None: of no arena."""
-    tokens = _PLAN.set(plan), _LAYER.set(None), _TURNS.set(count())
-    try:
-        yield
-    finally:
-        _PLAN.reset(tokens[0])
-        _LAYER.reset(tokens[1])
-        _TURNS.reset(tokens[2])
+_RUNNING: ContextVar[running | None] = ContextVar("specdec_running", default=None)
+
+
+def _now() -> running:
+    return _RUNNING.get() or running(None)
 
 
 def running_plan() -> Plan | None:
     """The plan of the forward that runs in this thread; None outside of ``running``."""
-    return _PLAN.get()
+    return _now().plan
 
 
 def attend_in(layer: int) -> None:
     """Say for which layer the next attention runs."""
-    _LAYER.set(layer)
+    _now().layer = layer
 
 
 def attending_layer() -> int | None:
     """The layer that ``attend_in`` named last in this forward; None if the model asks no cache."""
-    return _LAYER.get()
+    return _now().layer
 
 
 def next_turn() -> int:
     """How often this was called before in the forward that runs."""
-    return next(_TURNS.get())
+    now = _now()
+    now.turns += 1
+    return now.turns - 1
