@@ -364,7 +364,7 @@ class Cpu(Reference):
         used: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """A value is read once for up to four queries, and only if one of them sees its cell."""
+        """Cells are read once for up to 24 queries of a key head, from the first to the last that one of them sees."""
         rows, heads, width, size = query.shape
         out = query.new_empty((rows, width, heads, size))
         self._lib.specdec_tree_attention(

@@ -103,17 +103,53 @@ def test_sizes_past_a_block_agree_with_the_reference(level: str, threads: int, m
     assert {name for _, name in ops.ran()} == {"cpu"}
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_a_single_query_of_a_single_head_attends_the_same_beside_idle_threads(
-    threads: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize(
+    ("heads", "width", "length"),
+    [((1, 1), 1, 700), ((9, 3), 1, 600), ((9, 3), 8, 2100), ((4, 2), 30, 300), ((3, 3), 9, 90)],
+)
+def test_attention_is_the_same_on_any_number_of_threads(
+    heads: tuple[int, int], width: int, length: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Threads that are idle, that share the queries of a head, and that share its cells."""
     ops = _edge_ops()
-    query, keys, values, mask, scaling, *_ = _attention(1, 1, 700, 64, (1, 1))(torch.Generator(), torch.float32)
+    given = _attention(1, width, length, 64, heads)(torch.Generator().manual_seed(7), torch.float32)
     results = []
     for count in (1, threads):
         monkeypatch.setattr(cpu, "kernel_threads", lambda count=count: count)
-        results.append(ops.tree_attention(query, keys, values, mask, scaling, None))
+        results.append(ops.tree_attention(*given))
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("seen", [(0,), (599,), (255, 256), (3, 400), (64, 320, 511)])
+def test_values_of_few_cells_far_apart_have_their_softmax_beside_pieces_of_which_nothing_is_seen(
+    level: str, seen: tuple[int, ...]
+) -> None:
+    """Two slots: the other one sees every cell, and one that is as far from any other score as float32 goes."""
+    ops, cells = _edge_ops(level), torch.tensor(seen)
+    g = torch.Generator().manual_seed(1)
+    query, keys, values = (torch.randn(1, 1, n, 16, generator=g) for n in (2, 600, 600))
+    keys[0, 0, seen[0]] *= 40
+    mask = torch.full((1, 1, 2, 600), NEVER)
+    mask[0, 0, 0, cells] = mask[0, 0, 1] = 0.0
+    got = ops.tree_attention(query, keys, values, mask, 1.0, None)[0, :, 0].double()
+    for slot, own in enumerate((cells, torch.arange(600))):
+        weights = (query[0, 0, slot].double() @ keys[0, 0, own].double().T).softmax(dim=0)
+        torch.testing.assert_close(got[slot], weights @ values[0, 0, own].double(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("place", [slice(1), slice(256, 512), slice(599, 600)])
+def test_keys_that_are_not_numbers_are_seen_in_the_result_wherever_they_lie(level: str, place: slice) -> None:
+    make = _attention(1, 2, 600, 16, (2, 1), seen=1.0)
+    query, keys, values, mask, *rest = make(torch.Generator().manual_seed(2), torch.float32)
+    mask[:, :, 1] = NEVER
+    mask[:, :, 1, place.stop % 600] = 0.0  # a cell that is none of them
+    keys[:, :, place] = float("nan")
+    got = _edge_ops(level).tree_attention(query, keys, values, mask, *rest)
+    assert got[:, 0].isnan().all()
+    assert got[:, 1].isfinite().all()
 
 
 def _kept_logits(logits: list[float], **params: float) -> list[float]:

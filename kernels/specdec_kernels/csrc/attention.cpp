@@ -7,7 +7,10 @@ namespace {
 constexpr long WORTH_THREADS = 1 << 15;  // multiplications; below this number, threads cost more than they save
 
 template <class T>
-void all(const Attention<T, T, T>& c, int threads) {
+void all(Attention<T, T, T> c, int threads) {
+    thread_local std::vector<float> shared;
+    shared.resize(std::max<size_t>(shared.size(), c.cut(threads).shared(c.size)));
+    c.shared = shared.data();
     const bool worth = c.batch * c.heads * c.width * c.length * c.size >= WORTH_THREADS;
     together(threads, worth, [&](const Team& team) { attention(c, team); });
 }
@@ -25,11 +28,11 @@ extern "C" void specdec_tree_attention(
     if (narrow)
         all(Attention<bf16, bf16, bf16>{(const bf16*)query, (const bf16*)keys, (const bf16*)values, (const bf16*)mask,
                                         (bf16*)out, batch, heads, heads_kv, width, length, size, stride, scaling,
-                                        softcap},
+                                        softcap, nullptr},
             threads);
     else
         all(Attention<float, float, float>{(const float*)query, (const float*)keys, (const float*)values,
                                            (const float*)mask, (float*)out, batch, heads, heads_kv, width, length, size,
-                                           stride, scaling, softcap},
+                                           stride, scaling, softcap, nullptr},
             threads);
 }

@@ -29,15 +29,19 @@ namespace {
 
 // Memory between the parts of a layer, kept from call to call.
 struct Scratch {
-    std::vector<float> wide, turned, middle;
+    std::vector<float> wide, turned, middle, shared;
     std::vector<char> ready;  // the input of the next product
 
-    void fit(long rows, const Layer& l) {
-        const long query = l.heads * l.size, inner = l.down.inputs, hidden = l.qkv.inputs;
+    void fit(long batch, long width, const Layer& l, const Cells* at, long count, int threads) {
+        const long rows = batch * width, query = l.heads * l.size, inner = l.down.inputs, hidden = l.qkv.inputs;
         grow(wide, rows * std::max(l.qkv.outputs, l.gate_up.outputs));
         grow(turned, rows * query);
         grow(middle, rows * hidden);
         grow(ready, rows * std::max(std::max(hidden, inner), query) * sizeof(float));
+        for (long i = 0; i < count; i++) {
+            const Cut cut(batch * l.heads_kv, l.heads / l.heads_kv * width, at[i].length, threads);
+            grow(shared, cut.shared(l.size));
+        }
     }
 
     template <class T>
@@ -83,7 +87,8 @@ void run(
                              at.mask_stride[1]};
     attention(
         Attention<float, T, X>{s.turned.data(), (const T*)at.keys, (const T*)at.values, (const T*)at.mask, ready, batch,
-                               l.heads, l.heads_kv, width, at.length, l.size, stride, l.scaling, 0.0f},
+                               l.heads, l.heads_kv, width, at.length, l.size, stride, l.scaling, 0.0f,
+                               s.shared.data()},
         team);
     team.wait();
     multiply(l.out, ready, rows, ends_of(middle, x), team);
@@ -114,7 +119,7 @@ extern "C" void specdec_decoder_layers(
     const Layer* const* layers, long count, int narrow, const void* x, void* y, const Turn* turn, const Cells* at,
     long batch, long width, int threads) {
     thread_local Scratch scratch;
-    scratch.fit(batch * width, *layers[0]);
+    scratch.fit(batch, width, *layers[0], at, count, threads);
     Scratch& s = scratch;
     const bool worth = layers[0]->gate_up.inputs * layers[0]->gate_up.outputs * batch * width >= WORTH_THREADS_LINEAR;
     together(threads, worth, [&](const Team& team) {

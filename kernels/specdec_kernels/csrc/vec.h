@@ -86,19 +86,42 @@ inline void store(bf16* to, vec x) {
     for (int i = 0; i < LANES; i++) put(to + i, x[i]);
 }
 
-inline float sum(vec x) {
-    typedef float four __attribute__((vector_size(16)));
+typedef float four __attribute__((vector_size(16)));
+
+// The sums of every fourth lane.
+inline four fourths(vec x) {
 #if defined(__AVX512F__)
     const four a = __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
     const four b = __builtin_shufflevector(x, x, 8, 9, 10, 11) + __builtin_shufflevector(x, x, 12, 13, 14, 15);
-    four y = a + b;
+    return a + b;
 #elif defined(__AVX__)
-    four y = __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
+    return __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
 #else
-    four y = x;
+    return x;
 #endif
+}
+
+inline float sum(vec x) {
+    four y = fourths(x);
     y += __builtin_shufflevector(y, y, 2, 3, 0, 1);
     return y[0] + y[1];
+}
+
+template <int... I>
+inline four sums_of(vec a, vec b, vec c, vec d, std::integer_sequence<int, I...>) {
+    // Of lanes 4 l + k, k = 0 to 3: a and b in turn, of their first two lanes and of the last two; then pairs of these.
+    const vec ab = __builtin_shufflevector(a, b, (I / 4 * 4 + I % 4 / 2 + I % 2 * LANES)...) +
+                   __builtin_shufflevector(a, b, (I / 4 * 4 + I % 4 / 2 + 2 + I % 2 * LANES)...);
+    const vec cd = __builtin_shufflevector(c, d, (I / 4 * 4 + I % 4 / 2 + I % 2 * LANES)...) +
+                   __builtin_shufflevector(c, d, (I / 4 * 4 + I % 4 / 2 + 2 + I % 2 * LANES)...);
+    return fourths(
+        __builtin_shufflevector(ab, cd, (I / 4 * 4 + I % 2 + I % 4 / 2 * LANES)...) +
+        __builtin_shufflevector(ab, cd, (I / 4 * 4 + 2 + I % 2 + I % 4 / 2 * LANES)...));
+}
+
+// The sums of four vectors.
+inline four sums_of(vec a, vec b, vec c, vec d) {
+    return sums_of(a, b, c, d, std::make_integer_sequence<int, LANES>{});
 }
 
 inline bool any(ivec x) {
@@ -108,6 +131,17 @@ inline bool any(ivec x) {
     return !_mm256_testz_si256((__m256i)x, (__m256i)x);
 #else
     return (x[0] | x[1] | x[2] | x[3]) != 0;
+#endif
+}
+
+// a * b + c. Where gcc chooses, it fuses in some places and not in others: sums that are equal bit for bit say it.
+inline vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
 #endif
 }
 
