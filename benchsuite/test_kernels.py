@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
 from benchsuite.benches.kernels.caches import LENGTHS, CacheCost
+from benchsuite.benches.kernels.depths import CONTEXTS, WINDOWS
 from benchsuite.benches.kernels.shapes import WIDTHS
 from benchsuite.benches.kernels.timing import KernelBench
 from specdec.interfaces import OPS
@@ -37,6 +38,13 @@ def test_appending_and_rolling_back_move_the_window_alone(specdec_kernels: Kerne
     assert [cost.length for cost in ours] == list(LENGTHS)
     assert len({(cost.moved, cost.allocations) for cost in ours}) == 1, "the arena's cost grows with the context"
     assert _grows(theirs), "the meter sees no growth where there is one"
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_attention_at_depth(context: int, specdec_kernels: KernelBench) -> None:
+    costs = specdec_kernels.depth(context)
+    assert [(cost.width, cost.what) for cost in costs] == [*product(WINDOWS, ("attention", "step"))]
+    assert all(cost.seconds > 0 and cost.gain.ratio > 0 for cost in costs)
 
 
 def _grows(costs: list[CacheCost]) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchsuite.benches.kernels.caches import WIDTH, CacheCost
+from benchsuite.benches.kernels.depths import DepthCost
 from benchsuite.benches.kernels.timing import Curve, KernelBench, Timing
 from benchsuite.machine.files import strict_json, write_folder
 from benchsuite.report.document import Document, Lines, Plots, Section, Table
@@ -24,6 +25,8 @@ LEGEND = (
     "(above 1: from a cache, or the limit was measured on a busy machine)",
     "x reference: the reference's time over this one, paired; linear: all matrices once",
 )
+
+AT_DEPTH = "Behind much text: over the arena, and transformers' sdpa over its dynamic cache"
 
 
 def timings_table(timings: Sequence[Timing]) -> Table:
@@ -70,16 +73,33 @@ def curves_table(found: Sequence[Curve]) -> Table:
 
 def caches_table(costs: Sequence[CacheCost]) -> Table:
     """The costs of all caches at each length."""
-    headers = ["context", "cache", "append ms", "roll back ms", "attend ms", "moved kB", "allocations"]
+    headers = ["context", "cache", "append ms", "roll back ms", "moved kB", "allocations"]
     body = [
         [
             f"{cost.length:,}",
             cost.cache,
             f"{cost.append_ms:.3f}",
             f"{cost.roll_back_ms:.3f}",
-            f"{cost.attend_ms:.3f}",
             f"{cost.moved / 1e3:,.1f}",
             str(cost.allocations),
+        ]
+        for cost in costs
+    ]
+    return Table(headers, body)
+
+
+def depths_table(costs: Sequence[DepthCost]) -> Table:
+    """Attention and steps at each context and window: ours, transformers' and how many times ours is as fast."""
+    headers = ["context", "W", "of", "ms", "transformers' ms", "gain", "interval"]
+    body = [
+        [
+            f"{cost.context:,}",
+            str(cost.width),
+            cost.what,
+            f"{cost.seconds * 1e3:.2f}",
+            f"{cost.transformers_seconds * 1e3:.2f}",
+            f"{cost.gain.ratio:.2f}",
+            "-" if cost.gain.low is None else f"{cost.gain.low:.2f}-{cost.gain.high:.2f}",
         ]
         for cost in costs
     ]
@@ -92,7 +112,7 @@ def kernels_document(bench: KernelBench, card: Sequence[str]) -> Document:
         f"machine's limits, measured: {bench.peak.bandwidth / 1e9:.1f} GB/s read, "
         f"{bench.peak.arithmetic / 1e9:.0f} Gflop/s in {bench.target.dtype}".replace("torch.", "")
     )
-    moved = f"Keys and values over all layers: {WIDTH} slots appended, attended from, rolled back"
+    moved = f"Keys and values over all layers: {WIDTH} slots appended and rolled back"
     return Document(
         "Kernels",
         [
@@ -100,6 +120,7 @@ def kernels_document(bench: KernelBench, card: Sequence[str]) -> Document:
             Section(parts=[timings_table(bench.timings), Lines(LEGEND)] if bench.timings else []),
             Section("v(W)", [curves_table(bench.curves), Plots([plot(bench.curves)])] if bench.curves else []),
             Section(moved, [caches_table(bench.costs)] if bench.costs else []),
+            Section(AT_DEPTH, [depths_table(bench.depths)] if bench.depths else []),
         ],
     )
 

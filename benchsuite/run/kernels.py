@@ -34,7 +34,7 @@ class KernelPlugin(TargetPlugin["KernelBench"]):
 
     def measured(self, bench: KernelBench) -> bool:
         """Whether anything was timed."""
-        return bool(bench.timings or bench.curves or bench.costs)
+        return bool(bench.timings or bench.curves or bench.costs or bench.depths)
 
     def document(self, bench: KernelBench) -> Document:
         """Return the report of one target."""

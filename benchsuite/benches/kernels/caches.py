@@ -1,7 +1,6 @@
 """The key/value benchmark: the arena compared with transformers' caches, as the context grows.
 
-One round is the work of a speculative step on a cache: append a window's keys and values in every layer, attend over
-them, and roll the window back.
+A round appends a window's keys and values in every layer and rolls the window back. ``depths`` attends over the caches.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LENGTHS = (128, 512, 1024, 2048, 4096)
 """Committed tokens before a round."""
 
 WIDTH = 5
-"""Slots of the window: the pending token and four proposals."""
+"""Slots of the window of a round: the pending token and four proposals."""
 
 ROUNDS = 9
 """Rounds of each cache at each length, all caches in random order within a round; the medians are reported."""
@@ -49,7 +48,6 @@ class CacheCost:
     length: int
     append_ms: float
     roll_back_ms: float
-    attend_ms: float
     moved: int
     allocations: int
 
@@ -74,7 +72,10 @@ class Meter(TorchDispatchMode):
 
 
 class Cache:
-    """A cache under test: the three parts of a round, each over all layers. ``name`` is shown in its row."""
+    """A cache of random keys and values under test, and what a step does with it, each over all layers.
+
+    ``name`` is shown in its row.
+    """
 
     name: str
 
@@ -82,11 +83,15 @@ class Cache:
         """Write a window's keys and values."""
 
     def attend(self) -> list[Tensor]:
-        """Attend from the window to all committed tokens and to the window: [1, WIDTH, heads, head_dim] a layer."""
+        """Attend from the window, appended before, to all tokens and to itself: [1, W, heads, head_dim] a layer."""
         raise NotImplementedError
 
     def roll_back(self) -> None:
         """Discard the whole window."""
+
+    def step(self) -> Tensor:
+        """Run the whole model on the window, then discard it: logits [1, W, V]."""
+        raise NotImplementedError
 
 
 class ArenaCache(Cache):
@@ -94,16 +99,18 @@ class ArenaCache(Cache):
 
     name = "arena"
 
-    def __init__(self, target: ArenaModel, length: int, heads: int) -> None:
-        self.ops, self.scaling = target.ops, target.layers[0].head_dim ** -0.5
-        self.arena: Arena = target.arena(1, length + WIDTH, WIDTH)
+    def __init__(self, target: ArenaModel, length: int, width: int) -> None:
+        self.target, self.ops, self.scaling = target, target.ops, target.layers[0].head_dim ** -0.5
+        self.arena: Arena = target.arena(1, length + width, width)
         self.arena.committed[0] = length
-        tokens = torch.arange(WIDTH, device=target.device)[None]
+        for stored in (*self.arena.keys, *self.arena.values):
+            stored.normal_()
+        tokens = torch.arange(width, device=target.device)[None]
         none = torch.full_like(tokens[:, 0], -1)
         self.window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens.amax(1))
         self.kept = Verdict(tokens, none, none)  # commits nothing, not even the root: the length stays
         self.length = length
-        self.query, self.keys, self.values = _states(target, heads, WIDTH)
+        self.query, self.keys, self.values = _states(target, width)
         self.plan = self.arena.plan(self.window, self.ops, ROW, length)
 
     def append(self) -> None:
@@ -122,45 +129,60 @@ class ArenaCache(Cache):
         """Commit nothing."""
         self.arena.commit(self.kept, ROW, self.ops, compact=False)
 
+    def step(self) -> Tensor:
+        """Call the target, whose windows need no roll-back."""
+        return self.target.forward(self.arena, self.window, ROW, self.length)[0]
+
 
 class TransformersCache(Cache):
     """A cache of transformers with its attention function ``sdpa``."""
 
-    def __init__(self, target: ArenaModel, length: int, heads: int, static: bool) -> None:
+    def __init__(self, target: ArenaModel, length: int, width: int, static: bool) -> None:
         self.name = "transformers static" if static else "transformers dynamic"
-        self.layers, self.length = range(len(target.layers)), length
-        config = target.twin().config
+        self.layers, self.length, self.width = range(len(target.layers)), length, width
+        self.model = target.twin()
+        config = self.model.config
         # A static cache is allocated for the longest sequence.
-        self.cache = StaticCache(config, max_cache_len=max(LENGTHS) + WIDTH) if static else DynamicCache(config=config)
+        self.cache = StaticCache(config, max_cache_len=max(LENGTHS) + width) if static else DynamicCache(config=config)
         self.static = static
-        self.query, self.keys, self.values = _states(target, heads, WIDTH)
-        self.module: Any = SimpleNamespace(num_key_value_groups=heads // target.layers[0].heads)
+        self.query, self.keys, self.values = _states(target, width)
+        self.module: Any = SimpleNamespace(num_key_value_groups=self.query.shape[1] // self.keys.shape[1])
+        self.tokens = torch.arange(width, device=target.device)[None]
         self.cached: list[tuple[Tensor, Tensor]] = []
-        _, *past = _states(target, heads, length)
+        _, *past = _states(target, length)
         for layer in self.layers:
-            self.cache.update(*past, layer)
+            self.cache.update(*(one.clone() for one in past), layer)
 
     def append(self) -> None:
         """Call ``update`` for every layer."""
         self.cached = [self.cache.update(self.keys, self.values, layer) for layer in self.layers]
 
     def attend(self) -> list[Tensor]:
-        """Make a boolean mask, then call ``sdpa`` for every layer, as transformers' models do."""
-        cells = torch.arange(self.cached[0][0].shape[2], device=self.query.device)
-        position = self.length + torch.arange(WIDTH, device=self.query.device)
-        mask = (cells <= position[:, None])[None, None]
+        """Make a boolean mask, or none for a single slot, then call ``sdpa`` for every layer, as the models do."""
+        mask = None
+        if self.width > 1 or self.static:
+            cells = torch.arange(self.cached[0][0].shape[2], device=self.query.device)
+            position = self.length + torch.arange(self.width, device=self.query.device)
+            mask = (cells <= position[:, None])[None, None]
         return [sdpa_attention_forward(self.module, self.query, *cached, mask)[0] for cached in self.cached]
 
     def roll_back(self) -> None:
         """Call ``crop``; the static cache has none, so its length is set back in place."""
         if not self.static:
-            self.cache.crop(-WIDTH)
+            self.cache.crop(-self.width)
             return
         for layer in self.cache.layers:
-            layer.cumulative_length.sub_(WIDTH)
+            layer.cumulative_length.sub_(self.width)
+
+    def step(self) -> Tensor:
+        """Call the unswapped model, which appends; then roll back."""
+        logits: Tensor = self.model(self.tokens, past_key_values=self.cache).logits
+        self.roll_back()
+        return logits
 
 
-def _states(target: ArenaModel, heads: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _states(target: ArenaModel, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    heads: int = target.model.config.get_text_config(decoder=True).num_attention_heads
     shape = target.layers[0]
     states = torch.randn(1, width, heads, shape.head_dim, device=target.device).to(target.dtype).transpose(1, 2)
     return states, states[:, : shape.heads], states[:, : shape.heads]
@@ -169,21 +191,20 @@ def _states(target: ArenaModel, heads: int, width: int) -> tuple[Tensor, Tensor,
 @torch.inference_mode()
 def measure_caches(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list[CacheCost]:
     """Measure all caches at all lengths, in random order within a round."""
-    heads: int = target.model.config.get_text_config(decoder=True).num_attention_heads
     order, costs = random.Random(0), []
     for length in lengths:
         caches: list[Cache] = [
-            ArenaCache(target, length, heads),
-            *(TransformersCache(target, length, heads, static) for static in (False, True)),
+            ArenaCache(target, length, WIDTH),
+            *(TransformersCache(target, length, WIDTH, static) for static in (False, True)),
         ]
         seconds: dict[str, list[tuple[float, ...]]] = {cache.name: [] for cache in caches}
         for _ in range(ROUNDS + 1):
             order.shuffle(caches)
             for cache in caches:
-                parts = (cache.append, cache.attend, cache.roll_back)
+                parts = (cache.append, cache.roll_back)
                 seconds[cache.name].append(tuple(clock.device_seconds(part, target.device) for part in parts))
         for cache in sorted(caches, key=lambda cache: cache.name):
-            append, attend, back = (median(times) * 1e3 for times in zip(*seconds[cache.name][1:], strict=True))
+            append, back = (median(times) * 1e3 for times in zip(*seconds[cache.name][1:], strict=True))
             meter = Meter()
             with meter:
                 cache.append()
@@ -191,5 +212,5 @@ def measure_caches(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list
                 cache.roll_back()
             written = 2 * WIDTH * sum(s.heads * s.head_dim for s in target.layers) * target.dtype.itemsize
             moved = max(meter.bytes, written)
-            costs.append(CacheCost(cache.name, length, append, back, attend, moved, meter.allocations))
+            costs.append(CacheCost(cache.name, length, append, back, moved, meter.allocations))
     return costs

@@ -15,6 +15,7 @@ import torch
 from transformers import DynamicCache
 
 from benchsuite.benches.kernels import caches
+from benchsuite.benches.kernels.depths import DepthCost, measure_depth
 from benchsuite.benches.kernels.shapes import WIDTHS, Target, Work
 from benchsuite.machine import clock
 from benchsuite.machine.roofline import Peak
@@ -96,6 +97,7 @@ class KernelBench:
         self.timings: list[Timing] = []
         self.curves: list[Curve] = []
         self.costs: list[caches.CacheCost] = []
+        self.depths: list[DepthCost] = []
         self._order = random.Random(0)
 
     @torch.inference_mode()
@@ -173,14 +175,22 @@ class KernelBench:
         self.costs = caches.measure_caches(self.target)
         return self.costs
 
+    @torch.inference_mode()
+    def depth(self, context: int) -> list[DepthCost]:
+        """Measure attention and whole steps after so many tokens, ours beside transformers'."""
+        found = measure_depth(self.target, context, self._samples)
+        self.depths += found
+        return found
+
     def as_json(self) -> dict[str, Any]:
-        """Return peak, timings and curves as plain values; ``costs`` is not included."""
+        """Return peak, timings, curves and depths as plain values; ``costs`` is not included."""
         return {
             "target": self.name,
             "device": str(self.target.device),
             "peak": asdict(self.peak),
             "timings": [asdict(timing) for timing in self.timings],
             "curves": [{**asdict(curve), "v": curve.v} for curve in self.curves],
+            "depths": [asdict(cost) for cost in self.depths],
         }
 
 

@@ -14,6 +14,7 @@ import torch
 from benchsuite.benches.decoding.bench import DecodingBench
 from benchsuite.benches.decoding.ratios import Contrast, Ratio
 from benchsuite.benches.kernels.caches import WIDTH, CacheCost
+from benchsuite.benches.kernels.depths import DepthCost
 from benchsuite.benches.kernels.timing import Curve, KernelBench, Timing
 from benchsuite.benches.serving.bench import AGAIN, ServingBench, ServingPlan
 from benchsuite.benches.serving.certificate import Certificate, UnsteadyPlain
@@ -58,7 +59,12 @@ CURVES = [
     Curve("linear int8, cpu", {1: 2e-3, 4: 3e-3, 16: 9e-3, 64: 0.1}, 0.456),
     Curve("model, cpu", {1: 0.01234, 2: 0.02468}, 1.5),
 ]
-COSTS = [CacheCost("arena", 2048, 0.12345, 0.2, 1.5, 2500, 3)]
+COSTS = [CacheCost("arena", 2048, 0.12345, 0.2, 2500, 3)]
+
+DEPTHS = [
+    DepthCost("attention", 16_384, 4, 0.012345, 0.025, Estimate(2.0249, 1.9, 2.1501, 7, "t")),
+    DepthCost("step", 128, 1, 0.001, 0.002, Estimate(2.0, None, None, 5, "none")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +77,8 @@ def kernel_bench() -> KernelBench:
 def with_figures(bench: KernelBench, **figures: Any) -> KernelBench:
     """The benchmark with these figures, and no others."""
     bench.peak = Peak(12.34e9, 567.8e9)
-    bench.timings, bench.curves, bench.costs = (figures.get(name, []) for name in ("timings", "curves", "costs"))
+    for name in ("timings", "curves", "costs", "depths"):
+        setattr(bench, name, figures.get(name, []))
     return bench
 
 
@@ -127,24 +134,34 @@ def test_caches_are_shown_part_by_part_with_what_they_move(kernel_bench: KernelB
     assert texts_of_table(table) == [
         {
             **{"context": "2,048", "cache": "arena", "append ms": "0.123", "roll back ms": "0.200"},
-            **{"attend ms": "1.500", "moved kB": "2.5", "allocations": "3"},
+            **{"moved kB": "2.5", "allocations": "3"},
         }
     ]
     [title] = [title for title in sections_by_title(document) if title]
     assert f"{WIDTH} slots" in title
 
 
+def test_depths_are_shown_with_the_gain_and_its_interval(kernel_bench: KernelBench) -> None:
+    document = kernels.kernels_document(with_figures(kernel_bench, depths=DEPTHS), [])
+    [table] = tables_of(document)
+    assert [tuple(row.values()) for row in texts_of_table(table)] == [
+        ("16,384", "4", "attention", "12.35", "25.00", "2.02", "1.90-2.15"),
+        ("128", "1", "step", "1.00", "2.00", "2.00", "-"),
+    ]
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_folder_of_kernels_has_the_document_the_figures_and_the_plot(
     complete: bool, kernel_bench: KernelBench, tmp_path: Path
 ) -> None:
-    bench = with_figures(kernel_bench, timings=TIMINGS, curves=CURVES, costs=COSTS)
+    bench = with_figures(kernel_bench, timings=TIMINGS, curves=CURVES, costs=COSTS, depths=DEPTHS)
     folder = kernels.write_kernels(tmp_path, bench, ["a card"], 7, complete)
     assert folder.name.endswith("-kernels-tiny")
     assert (folder / "kernels.md").read_text() == markdown(kernels.kernels_document(bench, ["a card"]))
     assert (folder / "v_of_w.svg").read_text() == picture(kernels.plot(CURVES))
     found = json.loads((folder / "kernels.json").read_text())
     assert found["caches"] == [asdict(cost) for cost in COSTS]
+    assert found["depths"] == [asdict(cost) for cost in DEPTHS]
     assert found["timings"] == [asdict(timing) for timing in TIMINGS]
     made = json.loads((folder / "MANIFEST.json").read_text())
     assert (made["seed"], made["complete"], made["machine"]["card"]) == (7, complete, ["a card"])

@@ -41,7 +41,7 @@ def test_servers_pass_unless_one_is_inconclusive_or_answers_otherwise_than_the_f
 def caches_that_move(arena: list[int], theirs: list[int]) -> Any:
     """A benchmark of caches that move so many bytes at each length, the arena's and that of transformers."""
     costs = [
-        CacheCost(name, length, 0.1, 0.1, 0.1, moved, 2)
+        CacheCost(name, length, 0.1, 0.1, moved, 2)
         for name, each in (("another", [9] * 9), ("arena", arena), ("transformers dynamic", theirs))
         for length, moved in zip(LENGTHS, each, strict=False)
     ]
