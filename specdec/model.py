@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from specdec.arena import NO_STATES, Arena
+from specdec.choices import BITS
 from specdec.devices import uploaded
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
@@ -187,6 +188,11 @@ class ArenaModel:
             self._goes_on = False
             reason = trial.differs(self)
         return reason and (found.guess or reason)
+
+    @property
+    def precision(self) -> str:
+        """The name of its dtype as options have it: ``int8`` or ``int4`` where its weights are rounded to these."""
+        return next((name for name, bits in BITS.items() if bits == self.bits), str(self.dtype).removeprefix("torch."))
 
     @property
     def weight_bytes(self) -> int:

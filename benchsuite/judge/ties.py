@@ -287,7 +287,7 @@ class Judge:
                 reason = f"{name} did not repeat its own output"
             elif (far := float((logits - reference).abs().max())) > self.bound:
                 reason = f"{name}'s logits lie {far:.1e} from the unmodified model's"
-            elif self._choose(logits, request.after(outputs[0][:index])) != token:
+            elif self.choice(logits, request.after(outputs[0][:index])) != token:
                 reason = f"{name}'s token does not follow from its own logits"
 
         def pair(logits: Tensor | None) -> tuple[float, float] | None:
@@ -305,10 +305,17 @@ class Judge:
             reason or "both within the bound, each token follows from its arm's logits",
         )
 
-    def _choose(self, logits: Tensor, request: Request) -> int:
-        """The first token that the engine draws for a request, given the logits [V] after its prompt."""
+    @staticmethod
+    def processed(logits: Tensor, request: Request) -> Tensor:
+        """Return the log-probabilities [V] from which a request draws its first token, given the logits [V] after its
+        prompt: -inf for tokens that it cannot draw."""
         params = stacked([request], len(logits), logits.device)
-        distribution = processors.process(logits[None, None], params, output_paths([0], logits.device))
+        return processors.process(logits[None, None], params, output_paths([0], logits.device))[0, 0]
+
+    @staticmethod
+    def choice(logits: Tensor, request: Request) -> int:
+        """Return the first token that the engine draws for a request, given the logits [V] after its prompt."""
+        params, distribution = stacked([request], len(logits), logits.device), Judge.processed(logits, request)
         position = torch.tensor([[len(request.prompt)]], device=logits.device)
         noise = sampling.gumbel(sampling.key(params.stream, position, Purpose.TARGET), len(logits))
         return int((distribution if params.greedy else distribution + noise).argmax())

@@ -20,7 +20,7 @@ from specdec.errors import SpecdecError
 MANIFEST = "MANIFEST.json"
 
 CELLS = "cells"
-"""The folder of the cells in the folder of a run that can be resumed."""
+"""The folder of the cells in the folder of a comparison of strategies, which can be resumed."""
 
 PART = ".part"
 """Ends the name of a file that is being written; one that stays was left by a process that was killed."""
@@ -63,9 +63,9 @@ def new_folder(root: Path, name: str) -> Path:
             return folder
 
 
-def runs(root: Path) -> list[Path]:
-    """The folders of the runs in ``root``, the newest last; ``root`` alone if it is one."""
-    return [root] if (root / MANIFEST).exists() else sorted(one.parent for one in root.glob(f"*/{CELLS}"))
+def runs(root: Path, holds: str = CELLS) -> list[Path]:
+    """The folders of the runs in ``root`` with a folder ``holds``, the newest last; ``root`` alone if it is a run."""
+    return [root] if (root / MANIFEST).exists() else sorted(one.parent for one in root.glob(f"*/{holds}"))
 
 
 class FolderLock:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from math import log
-from pathlib import Path
 
 from benchsuite.benches.load.bench import AGAIN, PLAIN, LoadBench
 from benchsuite.benches.load.crossover import Crossover
 from benchsuite.benches.load.load_figures import REPEATS, LoadFigures, curves
 from benchsuite.benches.serving.load import Traffic
-from benchsuite.machine.files import strict_json, write_folder
+from benchsuite.machine.files import strict_json
 from benchsuite.measure.interval import FEWEST
 from benchsuite.measure.verdict import MARKS, SpeedVerdict, noise_of
 from benchsuite.report.document import Document, Lines, Plots, Section, Table
@@ -168,7 +167,7 @@ def _size(bench: LoadBench, load: Traffic) -> str:
     rounds, groups = ({getattr(block, name) for block in bench.blocks[load]} for name in ("round", "group"))
     return (
         f"{len(bench.places(load))} prompts in {len(groups)} blocks, {len(rounds)} rounds, at most "
-        f"{bench.plan.max_new_tokens} tokens each"
+        f"{bench.plan.sampling.max_new_tokens} tokens each"
     )
 
 
@@ -185,19 +184,24 @@ def _notes(rows: Sequence[LoadFigures]) -> list[str]:
 def _outputs(bench: LoadBench, load: Traffic) -> list[str]:
     """What is known of outputs that are not plain's."""
     found = bench.unequal(load)
-    return [line for lines in bench.wrong(load).values() for line in lines] + [
-        f"{name}: {len(some)} outputs part from plain's at a tie: two tokens whose logits rounding may swap"
-        for name, some in found.items()
-        if all(one.tie for one in some)
+    return [
+        *(line for lines in bench.wrong(load).values() for line in lines),
+        *(
+            f"{name}: {len(some)} outputs part from plain's at a tie: two tokens whose logits rounding may swap"
+            for name, some in found.items()
+            if all(one.tie for one in some)
+        ),
+        *(
+            f"{name}: its policy does not promise plain's tokens, so that its outputs are not checked here; "
+            "benchsuite.test_speculation tests what it promises"
+            for name, exact in bench.exact.items()
+            if not exact
+        ),
     ]
 
 
-def write_load(root: Path, bench: LoadBench, card: Sequence[str], complete: bool) -> Path:
-    """Write ``load.json``, ``load.md`` and ``load.html`` of one target into a new folder; return the folder."""
+def load_files(name: str, bench: LoadBench, card: Sequence[str]) -> dict[str, str]:
+    """Return the texts of JSON, Markdown and page of one setting, by the names of files that begin with ``name``."""
     document = load_document(bench, card)
-    files = {
-        "load.json": strict_json(bench.as_json()),
-        "load.md": markdown(document),
-        "load.html": page(document),
-    }
-    return write_folder(root, f"load-{Path(bench.name).name}", files, card, bench.plan.seed, complete)
+    texts = {"json": strict_json(bench.as_json()), "md": markdown(document), "html": page(document)}
+    return {f"{name}.{ending}": text for ending, text in texts.items()}

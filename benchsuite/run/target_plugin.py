@@ -5,13 +5,16 @@ Imports no torch until an item runs.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
+    from benchsuite.measure.arms import Setting
     from benchsuite.report.document import Document
     from benchsuite.run.request import RunRequest
     from specdec.catalog import Loaded
@@ -21,7 +24,7 @@ B = TypeVar("B")
 
 
 class TargetPlugin(ABC, Generic[B]):
-    """Builds one benchmark for each ``--specdec-target`` when its first test asks for it, shows it and writes it.
+    """Builds one benchmark for each of ``settings`` when its first test asks for it, shows it and writes it.
 
     ``fixture`` is the fixture that tests request, ``title`` the section's on the terminal. A target is loaded with
     memory for ``rows`` rows of ``max_length`` tokens.
@@ -39,9 +42,14 @@ class TargetPlugin(ABC, Generic[B]):
         self.outcomes: list[str] = []
         self._device = ""
 
+    def settings(self) -> dict[str, Setting]:
+        """What a benchmark is built of, by its name in tests, tables and folders: each ``--specdec-target``, with the
+        first value of every other option."""
+        return settings_by_name(self.request, ())
+
     @abstractmethod
     def build(self, name: str, loaded: Loaded, target: ArenaModel) -> B:
-        """Return the benchmark of one target. SpecdecError if it cannot be built."""
+        """Return the benchmark of one setting, by its name. SpecdecError if it cannot be built."""
 
     @abstractmethod
     def measured(self, bench: B) -> bool:
@@ -56,12 +64,12 @@ class TargetPlugin(ABC, Generic[B]):
         """Write a results folder into ``root`` and return it. OSError if it cannot be written."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Make one item for each ``--specdec-target`` of every test that uses the fixture."""
+        """Make one item for each of ``settings`` of every test that uses the fixture."""
         if self.fixture in metafunc.fixturenames:
-            metafunc.parametrize(self.fixture, self.request.target, indirect=True)
+            metafunc.parametrize(self.fixture, [*self.settings()], indirect=True)
 
     def bench(self, name: str) -> B:
-        """Return the benchmark of one target, built once; fails the test if the target cannot be loaded."""
+        """Return the benchmark of one setting, built once; fails the test if the target cannot be loaded."""
         from specdec.errors import SpecdecError
 
         if name not in self.benches:
@@ -77,20 +85,22 @@ class TargetPlugin(ABC, Generic[B]):
 
         from benchsuite.machine.provenance import device_name
         from specdec import Registry, catalog, devices
+        from specdec.choices import BITS
         from specdec.model import ArenaModel
 
         self.request.results_root()  # raises before the timing, not after it
-        ops = Registry().backend(self.request.backend[0])
-        device = devices.pick_device(self.request.device[0])
-        dtype = devices.pick_dtype(self.request.dtype[0], device)
-        loaded = catalog.load(name, device, dtype, rows=self.rows, max_length=self.max_length)
+        setting = self.settings()[name]
+        ops = Registry().backend(setting.backend)
+        device = devices.pick_device(setting.device)
+        dtype = devices.pick_dtype(setting.dtype, device)
+        loaded = catalog.load(setting.target, device, dtype, rows=self.rows, max_length=self.max_length)
         self.card = [
             f"machine {device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
             f"transformers {transformers.__version__}",
             *(f"without backend {reason}" for reason in ops.absent(device.type)),
         ]
         self._device = device.type
-        return self.build(name, loaded, ArenaModel(loaded.model, ops))
+        return self.build(name, loaded, ArenaModel(loaded.model, ops, BITS.get(setting.dtype)))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the results folders."""
@@ -117,3 +127,22 @@ class TargetPlugin(ABC, Generic[B]):
                 terminalreporter.write_line(line)
         for line in self.outcomes:
             terminalreporter.write_line(line)
+
+
+def settings_by_name(request: RunRequest, several: Sequence[str]) -> dict[str, Setting]:
+    """Return a setting for each target with each value of the options ``several``, and the first of every other one.
+
+    Its name is the target's, with the values of those options of which there are some: ``tiny-dtypeint8``. Batch and
+    workload are no part of it.
+    """
+    from benchsuite.measure.arms import Setting
+
+    lists = {name: getattr(request, name) for name in ("target", "backend", "device", "dtype")} | dict(request.sampling)
+    lists = {name: values if name in ("target", *several) else values[:1] for name, values in lists.items()}
+    found = {}
+    for values in itertools.product(*lists.values()):
+        chosen = dict(zip(lists, values, strict=True))
+        parts = [f"{name}{value}" for name, value in chosen.items() if name != "target" and len(lists[name]) > 1]
+        one = Setting.of({**chosen, "batch": 1, "workload": "", "seed": request.seed})
+        found["-".join([str(chosen["target"]), *parts])] = one
+    return found

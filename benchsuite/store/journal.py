@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from benchsuite.machine import provenance
 from benchsuite.machine.files import (
@@ -46,7 +46,6 @@ def manifest(options: Mapping[str, str]) -> dict[str, Any]:
     """Return what this run is: its origin, its machine, and the text of every option."""
     gpus, ranks = provenance.accelerators(), joined_ranks()
     return {
-        "format": FORMAT,
         "version": VERSION,
         **provenance.origin(provenance.own_commit()),
         "changes": provenance.own_changes(),
@@ -69,47 +68,54 @@ def manifest(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 @dataclass
-class Journal:
-    """A run's folder. ``said``: the manifest as it is in the file. ``lock``: of the process that measures the run."""
+class RunFolder:
+    """A run's folder, with a file for everything that was measured. Each kind of run has its ``format``, and the folder
+    ``holds`` for those files.
+
+    ``said``: the manifest as it is in the file. ``lock``: of the process that measures the run.
+    """
 
     folder: Path
     said: dict[str, Any]
     lock: FolderLock | None = field(default=None, compare=False)
 
-    @staticmethod
-    def begin(folder: Path, manifest: dict[str, Any]) -> Journal:
+    format: ClassVar[str]
+    holds: ClassVar[str]
+
+    @classmethod
+    def begin(cls, folder: Path, manifest: dict[str, Any]) -> Self:
         """Make the folder. SpecdecError if it is there already or cannot be written."""
         try:
             folder.mkdir(parents=True)
-            return Journal._begun(folder, manifest)
+            return cls._begun(folder, manifest)
         except OSError as error:
             raise _unwritable(folder, error) from error
 
-    @staticmethod
-    def begin_in(root: Path, name: str, manifest: dict[str, Any]) -> Journal:
+    @classmethod
+    def begin_in(cls, root: Path, name: str, manifest: dict[str, Any]) -> Self:
         """Make a new folder in ``root``, named by the time and ``name``. SpecdecError if it cannot be written."""
         try:
-            return Journal._begun(new_folder(root, name), manifest)
+            return cls._begun(new_folder(root, name), manifest)
         except OSError as error:
             raise _unwritable(root, error) from error
 
-    @staticmethod
-    def _begun(folder: Path, manifest: dict[str, Any]) -> Journal:
-        journal = Journal(folder, manifest, FolderLock(folder))
+    @classmethod
+    def _begun(cls, folder: Path, manifest: dict[str, Any]) -> Self:
+        journal = cls(folder, {"format": cls.format, **manifest}, FolderLock(folder))
         journal.note({})
-        (folder / CELLS).mkdir()  # last: a folder that has it is a run
+        (folder / cls.holds).mkdir()  # last: a folder that has it is a run
         return journal
 
-    @staticmethod
-    def resume(root: Path, name: str, manifest: dict[str, Any]) -> Journal:
+    @classmethod
+    def resume(cls, root: Path, name: str, manifest: dict[str, Any]) -> Self:
         """Go on with the run in ``root``, else with the newest run in a folder of it, else begin one.
 
         Raises SpecdecError, with every difference by its name, if that run was of another commit, machine or other
         options, and if another process is measuring it.
         """
-        if not runs(root):
-            return Journal.begin_in(root, name, manifest)
-        journal = Journal.load(root)
+        if not runs(root, cls.holds):
+            return cls.begin_in(root, name, manifest)
+        journal = cls.load(root)
         different = differences(journal.said, manifest)
         if different:
             listed = "\n".join(f"  {line}" for line in different)
@@ -122,13 +128,14 @@ class Journal:
             part.unlink()
         return journal
 
-    @staticmethod
-    def load(folder: Path) -> Journal:
+    @classmethod
+    def load(cls, folder: Path) -> Self:
         """Read the journal of the run in a folder, or of the newest one in a folder of it.
 
         SpecdecError if there is none, or it is of another format.
         """
-        folder = runs(folder)[-1] if runs(folder) else folder
+        found = runs(folder, cls.holds)
+        folder = found[-1] if found else folder
         try:
             said = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -136,29 +143,65 @@ class Journal:
                 f"{folder} is no folder of results: {MANIFEST} cannot be read ({error}); name a folder that "
                 "--specdec-results has made"
             ) from None
-        if not isinstance(said, dict) or (said.get("format"), said.get("version")) != (FORMAT, VERSION):
+        if not isinstance(said, dict) or (said.get("format"), said.get("version")) != (cls.format, VERSION):
             raise SpecdecError(
-                f"{folder / MANIFEST} is not of the format {FORMAT}, version {VERSION}: its run was made by another "
-                "specdec-bench, or is not a comparison of strategies"
+                f"{folder / MANIFEST} is not of the format {cls.format}, version {VERSION}: its run was made by "
+                "another specdec-bench, or measured something else"
             )
-        return Journal(folder, said)
+        return cls(folder, said)
+
+    def values(self) -> Iterator[tuple[Path, Any]]:
+        """Read every file of what was measured, in the order of their names: the file, and its JSON. SpecdecError if
+        one is corrupt, with what to do about it."""
+        for file in sorted((self.folder / self.holds).glob("*.json.gz")):
+            try:
+                yield file, json.loads(gzip.decompress(file.read_bytes()))
+            except UNREADABLE as error:
+                raise unreadable(file, error) from error
+
+    def keep_value(self, name: str, value: Any) -> None:
+        """Write JSON of what was measured into a file of this name, whole. Raises OSError."""
+        text = json.dumps(value, allow_nan=False)
+        (self.folder / self.holds).mkdir(exist_ok=True)
+        write_file(self.folder / self.holds / f"{name}.json.gz", gzip.compress(text.encode(), mtime=0))
+
+    def close(self, files: Mapping[str, str], lines: Lines, complete: bool) -> None:
+        """Write the files made of all that was measured, and the lines that belong to them. Raises OSError."""
+        hashes = write_files(self.folder, files)
+        self.said |= {"sha256": hashes, "complete": complete}
+        self.note(lines)
+        if self.lock is not None:
+            self.lock.release()
+
+    def note(self, lines: Lines) -> None:
+        """Write the lines that belong to the run: nothing is taken back that was noted before. Raises OSError."""
+        for name, found in lines.items():
+            self.said[name] += [line for line in found if line not in self.said[name]]
+        write_file(self.folder / MANIFEST, strict_json(self.said).encode())
+
+    def give_up(self) -> None:
+        """Remove the folder of a run that has measured nothing."""
+        if not any((self.folder / self.holds).glob("*")):
+            shutil.rmtree(self.folder)
+
+
+class Journal(RunFolder):
+    """The folder of a comparison of strategies, of cells."""
+
+    format = FORMAT
+    holds = CELLS
 
     def cells(self) -> Iterator[Cell]:
         """Read every cell, in the matrix's order. SpecdecError if one is corrupt, with what to do about it."""
-        for file in sorted((self.folder / CELLS).glob("*.json.gz")):
+        for file, value in self.values():
             try:
-                yield cells.from_json(json.loads(gzip.decompress(file.read_bytes())))
+                yield cells.from_json(value)
             except UNREADABLE as error:
-                raise SpecdecError(
-                    f"the cell {file} cannot be read ({type(error).__name__}: {error}); remove it, and "
-                    "--specdec-resume measures it again"
-                ) from error
+                raise unreadable(file, error) from error
 
     def keep(self, cell: Cell) -> None:
         """Write a cell, whole. Raises OSError."""
-        text = json.dumps(cells.to_json(cell), allow_nan=False)
-        (self.folder / CELLS).mkdir(exist_ok=True)
-        write_file(self.folder / CELLS / f"{cell.id}.json.gz", gzip.compress(text.encode(), mtime=0))
+        self.keep_value(cell.id, cells.to_json(cell))
 
     def traces(self) -> Path:
         """The folder of the run's traces, made if it is missing. Raises OSError."""
@@ -168,17 +211,7 @@ class Journal:
 
     def finish(self, files: Mapping[str, str], measured: Measured, complete: bool) -> None:
         """Write the files made of all cells, and the lines that belong to them. Raises OSError."""
-        hashes = write_files(self.folder, files)
-        self.said |= {"sha256": hashes, "complete": complete}
-        self.note(lines_of(measured))
-        if self.lock is not None:
-            self.lock.release()
-
-    def note(self, lines: Lines) -> None:
-        """Write the lines that belong to the cells: nothing is taken back that was noted before. Raises OSError."""
-        for name, found in lines.items():
-            self.said[name] += [line for line in found if line not in self.said[name]]
-        write_file(self.folder / MANIFEST, strict_json(self.said).encode())
+        self.close(files, lines_of(measured), complete)
 
     def kept(self, stem: str) -> list[str]:
         """The names of the files beside the cells whose names begin with ``stem`` and a dot."""
@@ -197,16 +230,19 @@ class Journal:
             found.add(cell)
         return found
 
-    def give_up(self) -> None:
-        """Remove the folder of a run that has measured nothing."""
-        if not any((self.folder / CELLS).glob("*")):
-            shutil.rmtree(self.folder)
-
     def tell(self, measured: Measured) -> None:
         """Give the lines that were noted to what another process measures."""
         measured.card += self.said["card"]
         measured.said += self.said["said"]
         measured.weights += [Weights(**one) for one in self.said["weights"]]
+
+
+def unreadable(file: Path, error: BaseException) -> SpecdecError:
+    """Return the error that says what to do about a file of what was measured that cannot be read."""
+    return SpecdecError(
+        f"the cell {file} cannot be read ({type(error).__name__}: {error}); remove it, and --specdec-resume measures "
+        "it again"
+    )
 
 
 def _unwritable(folder: Path, error: OSError) -> SpecdecError:

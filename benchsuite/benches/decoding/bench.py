@@ -54,7 +54,7 @@ class DecodingBench:
         return {
             "target": self.name,
             "device": str(self.target.device),
-            "dtype": str(self.target.dtype).removeprefix("torch."),
+            "dtype": self.target.precision,
             "backend": self.target.ops.name,
             "legend": self.legend,
             "rows": [

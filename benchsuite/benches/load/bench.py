@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchsuite.benches.load.crossover import Crossover, crossover
-from benchsuite.benches.load.equal_outputs import UnequalOutput, compare_greedy
+from benchsuite.benches.load.equal_outputs import UnequalOutput, unequal_output
 from benchsuite.benches.load.load_figures import LoadFigures, curves, load_figures, token_ids_of
-from benchsuite.benches.load.served_queue import ServedQueue
-from benchsuite.benches.serving.bench import sent_json
+from benchsuite.benches.load.measured_load import MeasuredLoad
+from benchsuite.benches.load.served_queue import ServedQueue, request_number
 from benchsuite.benches.serving.figures import Slo
 from benchsuite.benches.serving.load import ServedBlock, Traffic
 from benchsuite.benches.serving.turns import BlockPlan, group_size, plan_blocks
 from benchsuite.judge.ties import Judge, too_many
-from benchsuite.measure.arms import Arm
+from benchsuite.measure.arms import SAMPLED, Arm
 from benchsuite.measure.interval import FEWEST
 from benchsuite.measure.workloads import Workload
 from specdec import Registry, catalog
@@ -40,21 +40,24 @@ class LoadPlan:
     """What is measured.
 
     ``loads``: so many at once, or so many a second; a rate is served by as many rows as the largest load at once has,
-    or ``rows``. ``rounds``: how often each arm serves a load's prompts; None: once where they make ``FEWEST`` blocks,
-    else as often as makes as many, twice at least.
+    or ``rows``. ``sampling``: how requests are decoded, whose seed also orders what is served. ``rounds``: how often
+    each arm serves a load's prompts; None: once where they make ``FEWEST`` blocks, else as often as makes as many,
+    twice at least.
     """
 
     loads: tuple[Traffic, ...]
     workloads: tuple[Workload, ...]
-    max_new_tokens: int
+    sampling: SamplingParams
     rows: int
     rounds: int | None = None
     slo: Slo | None = None
-    seed: int = 0
 
 
 class LoadBench:
     """Measures arms under loads, each load when ``measure`` is called with it; ``blocks`` has what was measured.
+
+    ``name`` is what it is called where there are several; ``arms`` have one setting. ``keep`` is called with each load
+    when all of it was measured; one that was taken back with ``go_on`` is not measured again.
 
     Raises SpecdecError for names, options or a K that do not exist, and where there are fewer prompts than a load has
     at once. Example: ``LoadBench("tiny", loaded, target, arms, plan).measure(Traffic(concurrency=2))``
@@ -67,20 +70,21 @@ class LoadBench:
         target: ArenaModel,
         arms: Sequence[Arm],
         plan: LoadPlan,
-        keep: Callable[[LoadBench], None] = lambda bench: None,
+        keep: Callable[[MeasuredLoad], None] = lambda measured: None,
     ) -> None:
         self.name, self.target, self.plan, self._keep = name, target, plan, keep
-        self.arms = _named(arms)
+        self.arms, self._target = _named(arms), arms[0].setting.target
         self.prompts = _dealt(plan.workloads, loaded)
         most = max((load.concurrency or plan.rows for load in plan.loads), default=plan.rows)
-        longest = max(len(ids) for _, ids in self.prompts) + plan.max_new_tokens
+        longest = max(len(ids) for _, ids in self.prompts) + plan.sampling.max_new_tokens
         self.assembly = Assembly(
-            Registry(), target, loaded.tokenizer, max_rows=most, max_length=longest, seed=plan.seed
+            Registry(), target, loaded.tokenizer, max_rows=most, max_length=longest, seed=plan.sampling.seed
         )
-        self.params = SamplingParams(max_new_tokens=plan.max_new_tokens, eos=catalog.end_tokens(loaded.model))
+        self.params = replace(plan.sampling, eos=catalog.end_tokens(loaded.model))
         self.judge = Judge(target, self.prompts[0][1])
         self.blocks: dict[Traffic, list[ServedBlock]] = {}
         self.exact: dict[str, bool] = {}
+        self._whole = set[Traffic]()
         for load in plan.loads:
             self.places(load)
 
@@ -112,26 +116,35 @@ class LoadBench:
         size = self.size(load)
         groups = max(1, len(prompts) // size)
         rounds = self.plan.rounds or (1 if groups >= FEWEST else max(2, -(-FEWEST // groups)))
-        return plan_blocks(self.names, prompts, load, rounds, self.plan.seed, size)
+        return plan_blocks(self.names, prompts, load, rounds, self.plan.sampling.seed, size)
 
     def measure(self, load: Traffic) -> list[LoadFigures]:
         """Serve a load's prompts by every arm, and return the figures."""
-        rows = load.concurrency or self.plan.rows
-        queues = {name: self._queue(name, arm, rows) for name, arm in self.arms.items()}
-        blocks = self.blocks.setdefault(load, [])
-        try:
+        if load not in self._whole:
+            rows = load.concurrency or self.plan.rows
+            queues = {name: self._queue(name, arm, rows) for name, arm in self.arms.items()}
+            blocks = self.blocks.setdefault(load, [])
             for plan in self.planned(load):
                 blocks.append(queues[plan.endpoint].block(plan, load))
-        finally:  # also an interrupt: what has ended is kept
-            self._keep(self)
+            self._whole.add(load)
+            self._keep(self._measured(load))
         return self.figures(load)
+
+    def go_on(self, found: MeasuredLoad) -> None:
+        """Take what another process has measured of a load."""
+        self.blocks[found.load] = [*found.blocks]
+        self.exact |= found.exact
+        self._whole.add(found.load)
+
+    def _measured(self, load: Traffic) -> MeasuredLoad:
+        return MeasuredLoad(load, dict(self.exact), self.blocks[load])
 
     def _queue(self, name: str, arm: Arm, rows: int) -> ServedQueue:
         """The arm's engine, warm, whose draft and controller know nothing of what it warmed up with."""
         engine = self.assembly.engine(arm.draft, arm.policy, arm.controller, arm.k, max_rows=rows)
         self.exact[name] = engine.policy.contract(self.params) == "exact"
-        _warm_up(engine, [ids for _, ids in self.prompts[:rows]])
-        return ServedQueue(engine, {place: ids for place, (_, ids) in enumerate(self.prompts)}, self.params)
+        _warm_up(engine, [ids for _, ids in self.prompts[:rows]], self.params)
+        return ServedQueue(engine, [ids for _, ids in self.prompts], self.params)
 
     def figures(self, load: Traffic) -> list[LoadFigures]:
         """The figures so far, in the order of ``names``."""
@@ -160,7 +173,9 @@ class LoadBench:
             for (turn, place), ids in token_ids_of([block for block in blocks if block.endpoint == name]).items():
                 expected = plain.get((turn, place))
                 if expected is not None and ids != expected:
-                    one = compare_greedy(self.judge, place, self.prompts[place][1], expected, ids)
+                    number = request_number(turn, place, len(self.prompts))
+                    request = Request(number, self.prompts[place][1], self.params)
+                    one = unequal_output(self.judge, place, request, expected, ids)
                     found.setdefault(name, []).extend([one] if one else [])
         return found
 
@@ -177,11 +192,11 @@ class LoadBench:
     def as_json(self) -> dict[str, Any]:
         """Every request of every block with its times and tokens, and the figures made of them."""
         return {
-            "target": self.name,
+            "target": self._target,
             "device": str(self.target.device),
-            "dtype": str(self.target.dtype).removeprefix("torch."),
+            "dtype": self.target.precision,
             "backend": self.target.ops.name,
-            "max_new_tokens": self.plan.max_new_tokens,
+            "sampling": {name: getattr(self.plan.sampling, name) for name in SAMPLED},
             "rows": self.plan.rows,
             "arms": {name: arm.strategy for name, arm in self.arms.items()},
             "workloads": [label for label, _ in self.prompts],
@@ -189,20 +204,8 @@ class LoadBench:
                 unit: {name: asdict(one) for name, one in arms.items()} for unit, arms in self.crossovers().items()
             },
             "loads": [
-                {
-                    "load": asdict(load),
-                    "figures": [asdict(row) for row in self.figures(load)],
-                    "blocks": [
-                        {
-                            "arm": block.endpoint,
-                            "round": block.round,
-                            "group": block.group,
-                            "sent": [sent_json(one) for one in block.sent],
-                        }
-                        for block in blocks
-                    ],
-                }
-                for load, blocks in self.blocks.items()
+                {**self._measured(load).as_json(), "figures": [asdict(row) for row in self.figures(load)]}
+                for load in self.blocks
             ],
         }
 
@@ -224,9 +227,9 @@ def _dealt(workloads: Sequence[Workload], loaded: Loaded) -> list[tuple[str, tup
     return [(label, ids) for ids, label in found.items()]
 
 
-def _warm_up(engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
+def _warm_up(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
     """Record and run what requests need, then forget it."""
-    brief = SamplingParams(max_new_tokens=WARM)
+    brief = replace(params, max_new_tokens=WARM)
     engine.warm_up(brief)
     engine.run([Request(number, tuple(prompt), brief) for number, prompt in enumerate(prompts)])
     if engine.draft:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import count, groupby
+from collections.abc import Sequence
+from itertools import groupby
 
 from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic, due_times
 from benchsuite.benches.serving.turns import BlockPlan
@@ -20,40 +20,49 @@ TOKEN_IDS = "token_ids"
 """The name in ``Reply.body`` of an output's token ids."""
 
 
+def request_number(turn: int, place: int, prompts: int) -> int:
+    """Return the id of the request for the prompt at a place, of so many, in a round: its noise is keyed by it, so that
+    it is the same for every arm.
+
+    Example: ``request_number(2, 5, prompts=8)`` is 21.
+    """
+    return turn * prompts + place
+
+
 class ServedQueue:
     """One arm's engine as a server of blocks: it runs on from block to block, and so do its controller and its costs.
 
-    ``prompts`` has the token ids of each prompt by its place. Before each block the draft forgets what ended requests
-    taught, since later blocks have the same prompts again; the controller does not.
+    ``prompts`` has the token ids of each prompt by its place, each of which is served once in a round. Before each
+    block the draft forgets what ended requests taught, since later blocks have the same prompts again; the controller
+    does not.
 
     Example: ``ServedQueue(engine, prompts, params).block(plan, Traffic(concurrency=4))``
     """
 
-    def __init__(self, engine: Engine, prompts: Mapping[int, Sequence[int]], params: SamplingParams) -> None:
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
         if engine.tokenizer is None:
             raise SpecdecError("the engine has no tokenizer, and texts are compared: build it with Assembly.engine")
         self.engine, self.prompts, self.params, self.tokenizer = engine, prompts, params, engine.tokenizer
-        self._numbers = count()
         engine.run([])
 
     def block(self, plan: BlockPlan, load: Traffic) -> ServedBlock:
         """Serve the prompts of a block to their ends, under a load; requests beyond the engine's rows wait."""
         if self.engine.draft:
             self.engine.draft.forget()
-        sent = self._served(plan.places, load, plan.seed)
+        sent = self._served(plan, load)
         return ServedBlock(plan.endpoint, plan.round, tuple(sent), plan.group)
 
-    def _served(self, places: Sequence[int], load: Traffic, seed: int) -> list[Sent]:
+    def _served(self, plan: BlockPlan, load: Traffic) -> list[Sent]:
         """Every request and its reply, in the order of their ends."""
         engine, sent, open_ones = self.engine, list[Sent](), dict[int, Sent]()
-        dues = due_times(len(places), load.rate, seed) if load.rate else [0.0] * len(places)
-        waiting = deque(zip(places, dues, strict=True))
+        dues = due_times(len(plan.places), load.rate, plan.seed) if load.rate else [0.0] * len(plan.places)
+        waiting = deque(zip(plan.places, dues, strict=True))
         start = time.perf_counter()
         while waiting or open_ones:
             while waiting and self._is_due(waiting[0][1], time.perf_counter() - start, len(open_ones), load):
                 place, due = waiting.popleft()
                 now = time.perf_counter() - start
-                number = next(self._numbers)
+                number = request_number(plan.round, place, len(self.prompts))
                 open_ones[number] = Sent(place, now, now, None, late_s=now - due if load.rate else 0.0)
                 engine.submit([Request(number, tuple(self.prompts[place]), self.params)])
             if not open_ones:

@@ -28,7 +28,7 @@ from benchsuite.measure.workloads import Workload
 from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.client import NEUTRAL, Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
-from specdec_plugins.endpoints.replies import EndpointFailure
+from specdec_plugins.endpoints.replies import Chunk, EndpointFailure, Reply
 from specdec_plugins.endpoints.server_metrics import COUNTS, Speculation
 
 CHECK = "Name the months of the year, one after the other."
@@ -351,3 +351,25 @@ def sent_json(one: Sent) -> dict[str, Any]:
         "attempts": reply.attempts,
         "body": dict(reply.body),
     }
+
+
+def sent_from_json(content: Mapping[str, Any]) -> Sent:
+    """Return the request that ``sent_json`` wrote. What it leaves out stays out: of pieces the texts, each of which has
+    its length, and log-probabilities of tokens."""
+    times = content["sent_s"], content["ended_s"]
+    if "text" not in content:
+        return Sent(content["prompt"], *times, None, content["failure"], content["said"], content["late_s"])
+    chunks = tuple(Chunk(seconds, "x" * length, tokens) for seconds, length, tokens in content["chunks"])
+    before, counted = content["usage"]
+    reply = Reply(
+        content["text"],
+        (),
+        chunks,
+        content["seconds"],
+        before,
+        counted,
+        content["finish_reason"],
+        content["attempts"],
+        content["body"],
+    )
+    return Sent(content["prompt"], *times, reply, late_s=content["late_s"])

@@ -8,28 +8,36 @@ from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchsuite.benches.load.bench import LoadBench, LoadPlan
-from benchsuite.benches.load.equal_outputs import compare_greedy
-from benchsuite.benches.load.served_queue import TOKEN_IDS, ServedQueue
+from benchsuite.benches.load.equal_outputs import unequal_output
+from benchsuite.benches.load.load_figures import token_ids_of
+from benchsuite.benches.load.load_journal import LoadJournal
+from benchsuite.benches.load.measured_load import MeasuredLoad
+from benchsuite.benches.load.served_queue import TOKEN_IDS, ServedQueue, request_number
 from benchsuite.benches.serving.figures import Slo
 from benchsuite.benches.serving.load import Sent, Traffic, due_times
 from benchsuite.benches.serving.turns import BlockPlan
+from benchsuite.conformance.models.tiny import registry
 from benchsuite.judge.ties import Judge
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.workloads import load_workload
-from benchsuite.report.load import load_document, load_table, on_curve, write_load
+from benchsuite.report.load import load_document, load_files, load_table, on_curve
 from benchsuite.report.renderers import terminal
 from benchsuite.run.load import LoadPlugin
+from benchsuite.store.journal import Journal, manifest
 from benchsuite.tests.rig import Make, requested
 from specdec import Request, SamplingParams, SpecdecError, catalog
+from specdec.model import ArenaModel
 
-PROMPTS = {0: (5, 6, 7), 1: (9, 8, 7, 6), 2: (11, 12), 3: (5, 5, 5, 5, 5), 4: (40, 41), 5: (1, 2, 3)}
+PROMPTS = ((5, 6, 7), (9, 8, 7, 6), (11, 12), (5, 5, 5, 5, 5), (40, 41), (1, 2, 3))
 SHORT = SamplingParams(max_new_tokens=5)
+ALONE: Any = SimpleNamespace()
 
 
 def running_at_most(sent: Sequence[Sent]) -> int:
@@ -42,21 +50,24 @@ def running_at_most(sent: Sequence[Sent]) -> int:
     return most
 
 
-@pytest.mark.parametrize("draft", [None, "ngram"])
-def test_a_queue_serves_every_request_once_with_the_output_of_one_alone(draft: str | None, assemble: Make) -> None:
-    """Two at once, then at times of their own; the second block has new numbers in the same run of the engine."""
-    assembly = assemble(max_rows=2)
-    queue = ServedQueue(assembly.engine(draft, max_rows=2), PROMPTS, SHORT)
-    closed = queue.block(BlockPlan("it", 0, 0, tuple(PROMPTS), 1), Traffic(concurrency=2))
+@pytest.mark.parametrize(("draft", "temperature"), [(None, 0.0), ("ngram", 0.0), ("ngram", 0.9)])
+def test_a_queue_serves_every_request_once_with_the_output_of_one_alone(
+    draft: str | None, temperature: float, assemble: Make
+) -> None:
+    """Two at once, then at times of their own; noise is that of the request's number, which is of prompt and round."""
+    assembly, params = assemble(max_rows=2), replace(SHORT, temperature=temperature)
+    queue = ServedQueue(assembly.engine(draft, max_rows=2), PROMPTS, params)
+    closed = queue.block(BlockPlan("it", 0, 0, (0, 1, 2, 3, 4, 5), 1), Traffic(concurrency=2))
     opened = queue.block(BlockPlan("it", 1, 3, (4, 0, 2), 1), Traffic(rate=300.0))
     assert (closed.endpoint, closed.round, closed.group, opened.round, opened.group) == ("it", 0, 0, 1, 3)
-    assert sorted(one.prompt for one in closed.sent) == sorted(PROMPTS)
+    assert sorted(one.prompt for one in closed.sent) == [0, 1, 2, 3, 4, 5]
     assert sorted(one.prompt for one in opened.sent) == [0, 2, 4]
     assert running_at_most(closed.sent) == 2
-    for one in (*closed.sent, *opened.sent):
+    for turn, one in [(block.round, one) for block in (closed, opened) for one in block.sent]:
         reply = one.reply
         assert reply is not None
-        assert tuple(reply.body[TOKEN_IDS]) == assembly.plain(Request(0, PROMPTS[one.prompt], SHORT))
+        number = request_number(turn, one.prompt, len(PROMPTS))
+        assert tuple(reply.body[TOKEN_IDS]) == assembly.plain(Request(number, PROMPTS[one.prompt], params))
         assert reply.counted == sum(chunk.tokens or 0 for chunk in reply.chunks) == 5
         assert one.ended_s == one.sent_s + reply.seconds
         assert 0 < reply.chunks[0].seconds <= reply.chunks[-1].seconds == reply.seconds
@@ -84,6 +95,7 @@ class KnownLogits:
     """A judge whose model's logits are always these."""
 
     bound = 0.5
+    choice, processed = staticmethod(Judge.choice), staticmethod(Judge.processed)
 
     def __init__(self, *logits: float) -> None:
         self._logits = torch.tensor(logits)
@@ -101,8 +113,9 @@ def test_an_output_is_plains_or_parts_from_it_at_a_tie(
 ) -> None:
     """By logits 1.5, 3.0 and 2.01 with a bound of 0.5: tokens 1 and 2 may be swapped, 0 is 1.5 below the largest."""
     judge: Any = KnownLogits(1.5, 3.0, 2.01)
-    assert compare_greedy(judge, 7, (3,), plain, plain) is None
-    found = compare_greedy(judge, 7, (3,), plain, other)
+    request = Request(0, (3,), SHORT)
+    assert unequal_output(judge, 7, request, plain, plain) is None
+    found = unequal_output(judge, 7, request, plain, other)
     assert found is not None
     assert (found.prompt, found.index, found.tie) == (7, index, tie)
     assert str(found).startswith("tie: prompt 7" if tie else "BUG: prompt 7")
@@ -111,10 +124,46 @@ def test_an_output_is_plains_or_parts_from_it_at_a_tie(
 def test_a_changed_token_is_a_bug_by_the_models_own_logits(assemble: Make) -> None:
     assembly = assemble()
     prompt = (5, 6, 7)
-    output = assembly.plain(Request(0, prompt, SHORT))
-    found = compare_greedy(Judge(assembly.target, prompt), 0, prompt, output, (*output[:2], output[2] ^ 1, *output[3:]))
-    assert found is not None
-    assert (found.index, found.tie) == (2, False)
+    for temperature in (0.0, 0.9):
+        request = Request(4, prompt, replace(SHORT, temperature=temperature))
+        output = assembly.plain(request)
+        changed = (*output[:2], output[2] ^ 1, *output[3:])
+        found = unequal_output(Judge(assembly.target, prompt), 0, request, output, changed)
+        assert found is not None
+        assert (found.index, found.tie) == (2, False)
+        assert f"{output[2] ^ 1} from no logits within" in str(found)
+
+
+SAMPLED_PARAMS = [
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 1.3, "top_k": 3},
+    {"temperature": 1.0, "top_p": 0.7},
+    {"temperature": 0.8, "min_p": 0.3},
+]
+
+
+@pytest.mark.parametrize("params", SAMPLED_PARAMS, ids=str)
+def test_a_tie_is_every_token_that_logits_within_the_bound_give(params: dict[str, Any]) -> None:
+    """Beside the draws from 100 random logits of five tokens within the bound of the judge's, for eight requests. No
+    other token is a tie where no filter leaves tokens out: it is drawn where it is as high as the bound allows."""
+    dice, ties = torch.Generator().manual_seed(3), 0
+    for number in range(8):
+        judge: Any = KnownLogits(*(2.0 * torch.rand(5, generator=dice)).tolist())
+        request = Request(number, (3, number), SamplingParams(max_new_tokens=4, **params))
+        logits, bound = judge.logits(()), judge.bound
+        near = logits + bound * (2 * torch.rand(100, 5, generator=dice) - 1)
+        drawn = {Judge.choice(one, request) for one in near}
+        plain = Judge.choice(logits, request)
+        for token in set(range(5)) - {plain}:
+            found = unequal_output(judge, 0, request, (plain,), (token,))
+            assert found is not None
+            ends = logits - bound
+            ends[token] += 2 * bound
+            assert found.tie or token not in drawn
+            assert len(params) == 2 or found.tie == (Judge.choice(ends, request) == token)
+            ties += found.tie
+    assert 0 < ties < 32
 
 
 SETTING = Setting("tiny", "auto", "cpu", "auto", 1, "chat")
@@ -124,15 +173,16 @@ NAMES = ["plain", "plain again", "ngram/match/fixed/2", "ngram/match/fixed/4"]
 
 def load_plan(*loads: Traffic, **more: Any) -> LoadPlan:
     texts = tuple(load_workload(name).first(4) for name in ("chat", "code_editing"))
-    return LoadPlan(loads, texts, **{"max_new_tokens": 6, "rows": 2, "slo": Slo(ttft=0.5, e2e=60.0), **more})
+    return LoadPlan(
+        loads,
+        texts,
+        **{"sampling": SamplingParams(max_new_tokens=6), "rows": 2, "slo": Slo(ttft=0.5, e2e=60.0), **more},
+    )
 
 
 @pytest.fixture(scope="module")
 def live_loads() -> LoadBench:
     """A short run over the tiny model: one and two requests at once, and arrivals."""
-    from benchsuite.conformance.models.tiny import registry
-    from specdec.model import ArenaModel
-
     loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
     plan = load_plan(Traffic(concurrency=1), Traffic(concurrency=2), Traffic(rate=60.0), rounds=1)
     bench = LoadBench("tiny", loaded, ArenaModel(loaded.model, registry().backend()), ARMS, plan)
@@ -201,16 +251,16 @@ def test_plain_and_arms_alternate_over_equal_blocks(live_loads: LoadBench) -> No
                 assert all(running_at_most(block.sent) <= load.concurrency for block in some)
 
 
-def test_the_report_has_curves_first_then_a_section_for_each_load(live_loads: LoadBench, tmp_path: Path) -> None:
+def test_the_report_has_curves_first_then_a_section_for_each_load(live_loads: LoadBench) -> None:
     shown = "\n".join(terminal(load_document(live_loads, ["a card"])))
     titles = ["Ratio to plain, requests at once", "Ratio to plain, requests a second", "1 at once, ", "60 a second, "]
     places = [shown.index(title) for title in titles]
     assert places == sorted(places)
     assert shown.startswith("Load\n\na card")
-    folder = write_load(tmp_path, live_loads, ["a card"], complete=True)
-    assert {file.name for file in folder.iterdir()} == {"load.json", "load.md", "load.html", "MANIFEST.json"}
-    page = (folder / "load.html").read_text()
-    assert all(f"Latency against throughput, requests {unit}" in page for unit in ("at once", "a second"))
+    files = load_files("load", live_loads, ["a card"])
+    assert [*files] == ["load.json", "load.md", "load.html"]
+    titles = [f"Latency against throughput, requests {unit}" for unit in ("at once", "a second")]
+    assert all(title in files["load.html"] for title in titles)
 
 
 def test_a_point_on_a_curve_lies_between_its_loads_by_the_log() -> None:
@@ -259,22 +309,89 @@ def test_loads_have_blocks_of_twice_as_many_requests_and_as_many_blocks_as_an_in
 
 def test_more_requests_at_once_than_prompts_are_refused() -> None:
     loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
-    from benchsuite.conformance.models.tiny import registry
-    from specdec.model import ArenaModel
-
     target = ArenaModel(loaded.model, registry().backend())
     with pytest.raises(SpecdecError, match="9 at once takes as many different prompts, and there are 8: name more"):
         LoadBench("tiny", loaded, target, ARMS, load_plan(Traffic(concurrency=9)))
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"temperature": "0.5"}, "--specdec-temperature is '0.5'; under load outputs are greedy"),
-        ({"max_new_tokens": "4,8"}, "--specdec-max-new-tokens is '4,8'; under load all requests have one limit"),
-    ],
-)
-def test_what_a_load_cannot_be_of_is_refused_by_its_option(given: dict[str, str], said: str) -> None:
-    alone: Any = None
-    with pytest.raises(pytest.fail.Exception, match=f"^--specdec-target tiny: {said}"):
-        LoadPlugin(alone, requested(batch="1", **given)).bench("tiny")
+def test_dtypes_and_ways_of_sampling_have_benchmarks_of_their_own() -> None:
+    """Of two dtypes and two temperatures there are four; one has the weights and the sampling of its name."""
+    given = {"dtype": "float32,int8", "temperature": "0,0.8", "top_p": "0.9", "seed": "7", "draft": "ngram", "k": "2"}
+    plugin = LoadPlugin(ALONE, requested(target="tiny", batch="2", prompts="2", workload="chat", **given))
+    names = [f"tiny-dtype{dtype}-temperature{heat}" for dtype in ("float32", "int8") for heat in ("0.0", "0.8")]
+    assert [*plugin.settings()] == names
+    rounded, floats = (plugin.bench(name) for name in (names[3], names[0]))
+    assert [bench.target.precision for bench in (rounded, floats)] == ["int8", "float32"]
+    assert (rounded.params.temperature, rounded.params.top_p, rounded.params.seed) == (0.8, 0.9, 7)
+    assert {arm.setting.sampling for arm in rounded.arms.values()} == {rounded.plan.sampling}
+    told = rounded.as_json()
+    assert (told["target"], told["dtype"], told["sampling"]["temperature"]) == ("tiny", "int8", 0.8)
+
+
+def test_sampled_outputs_are_plains_and_of_a_policy_that_promises_less_a_line_says_so() -> None:
+    setting = Setting("tiny", "auto", "cpu", "auto", 1, "chat", SamplingParams(max_new_tokens=12, temperature=0.9))
+    ours = [Arm(setting, "ngram", k=4), Arm(setting, "garbage", "rejection", k=4)]
+    arms = [Arm(setting), Arm(setting, again=True), *ours]
+    load = Traffic(concurrency=2)
+    loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
+    target = ArenaModel(loaded.model, registry().backend())
+    bench = LoadBench("tiny", loaded, target, arms, load_plan(load, sampling=setting.sampling, rounds=2))
+    plain, again, match, rejection = bench.measure(load)
+    assert [row.equal for row in (again, match)] == [plain.of] * 2
+    assert rejection.equal < plain.of, "its noise is not plain's"
+    assert bench.wrong(load) == {}
+    outputs = token_ids_of([block for block in bench.blocks[load] if block.endpoint == "plain"])
+    assert any(outputs[0, place] != outputs[1, place] for place in range(8)), "each round has noise of its own"
+    shown = "\n".join(terminal(load_document(bench, [])))
+    assert "garbage: its policy does not promise plain's tokens" in " ".join(shown.split())
+
+
+def test_a_load_that_a_file_holds_is_the_one_that_was_measured(live_loads: LoadBench) -> None:
+    for load, blocks in live_loads.blocks.items():
+        measured = MeasuredLoad(load, live_loads.exact, blocks)
+        assert MeasuredLoad.from_json(json.loads(json.dumps(measured.as_json()))) == measured
+
+
+def test_a_run_that_ended_early_goes_on_with_the_loads_that_are_missing(tmp_path: Path) -> None:
+    """Of two dtypes and two loads one load was measured; a second process has it, and measures the rest."""
+    given = {"target": "tiny", "dtype": "float32,int8", "batch": "1,2", "prompts": "2", "max_new_tokens": "4"}
+    given |= {"workload": "chat,json", "draft": "ngram", "k": "2", "results": str(tmp_path), "pairs": "2"}
+    session: Any = SimpleNamespace(exitstatus=0)
+    first = LoadPlugin(ALONE, requested(**given))
+    bench = first.bench("tiny-dtypeint8")
+    before = bench.measure(Traffic(concurrency=2))
+    with pytest.raises(SpecdecError, match="is writing its results into"):
+        LoadJournal.resume(tmp_path, "load", manifest(first.request.texts))
+    first.pytest_sessionfinish(session, 2)
+    [folder] = tmp_path.iterdir()
+    assert not LoadJournal.load(tmp_path).said["complete"]
+
+    later = LoadPlugin(ALONE, requested(**given, resume="true"))
+    for name in later.settings():
+        bench = later.bench(name)
+        for load in bench.plan.loads:
+            found = bench.measure(load)
+            if (name, load) == ("tiny-dtypeint8", Traffic(concurrency=2)):
+                assert [row.served for row in found] == [row.served for row in before]
+                assert all(bench.exact.values())
+    assert "resumed: 1 of 2 loads were there" in later.card
+    later.pytest_sessionfinish(session, 0)
+    assert [*tmp_path.iterdir()] == [folder]
+    said, dtypes = LoadJournal.load(folder).said, ("float32", "int8")
+    assert said["complete"]
+    assert {*said["sha256"]} == {f"load-tiny-dtype{dtype}.{end}" for dtype in dtypes for end in ("json", "md", "html")}
+    assert len([*(folder / "loads").iterdir()]) == 4
+    with pytest.raises(SpecdecError, match="--specdec-k: 2 there, 3 here"):
+        LoadJournal.resume(tmp_path, "load", manifest(requested(**{**given, "k": "3"}).texts))
+    with pytest.raises(SpecdecError, match="is not of the format specdec-results"):
+        Journal.load(folder)
+
+
+def test_a_run_that_measured_no_load_leaves_no_folder(tmp_path: Path) -> None:
+    given = {"target": "tiny", "batch": "1", "prompts": "1", "workload": "chat", "draft": "ngram"}
+    given["results"] = str(tmp_path)
+    plugin, session = LoadPlugin(ALONE, requested(**given)), SimpleNamespace(exitstatus=0)
+    plugin.bench("tiny")
+    assert len([*tmp_path.iterdir()]) == 1
+    plugin.pytest_sessionfinish(session, 0)  # type: ignore[arg-type]
+    assert [*tmp_path.iterdir()] == []

@@ -85,7 +85,7 @@ def test_each_target_has_an_item_for_each_test_and_nothing_is_written_where_noth
 
 
 def test_a_folder_that_cannot_be_made_is_said_before_a_target_is_loaded() -> None:
-    plugin = KernelPlugin(ALONE, requested(results="/dev/null/x"))
+    plugin = KernelPlugin(ALONE, requested(target="none", results="/dev/null/x"))
     with pytest.raises(pytest.fail.Exception, match="^--specdec-target none: --specdec-results '/dev/null/x' cannot"):
         plugin.bench("none")
     assert not plugin.benches
@@ -102,7 +102,7 @@ def test_a_target_must_fit_the_memory_with_what_its_benchmark_keeps(
     monkeypatch.setattr(devices, "available_bytes", lambda device: 1000)
     said = re.escape(f"--specdec-target {tmp_path}: the model '{tmp_path}' with {arena} needs about ")
     with pytest.raises(pytest.fail.Exception, match=f"^{said}"):
-        made(ALONE, requested()).bench(str(tmp_path))
+        made(ALONE, requested(target=str(tmp_path))).bench(str(tmp_path))
 
 
 class MadeUpNumbers(TargetPlugin[list[int]]):

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchsuite.benches.serving.bench import sent_from_json
 from benchsuite.benches.serving.forward_counts import forward_counts
 from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic
 from benchsuite.benches.serving.self_reported import GroupCounts
@@ -30,7 +31,6 @@ from benchsuite.machine.files import write_file
 from benchsuite.report.document import Document, Section, Table
 from benchsuite.report.renderers import markdown
 from benchsuite.run.served_rows import served_rows
-from specdec_plugins.endpoints.replies import Chunk, Reply
 from specdec_plugins.endpoints.server_metrics import COUNTS, Speculation
 
 ALPHA, LOSS, SLOWER = 0.01, 0.05, 0.1
@@ -68,28 +68,8 @@ def _block(content: Mapping[str, Any]) -> ServedBlock:
         GroupCounts(tuple(one["prompts"]), Speculation(SOURCE, "between", **{word: one.get(word) for word in COUNTS}))
         for one in content["counts"]
     )
-    sent = tuple(_sent(one) for one in content["sent"])
+    sent = tuple(map(sent_from_json, content["sent"]))
     return ServedBlock(content["endpoint"], content["round"], sent, content["group"], counts)
-
-
-def _sent(content: Mapping[str, Any]) -> Sent:
-    times = content["sent_s"], content["ended_s"]
-    if "text" not in content:
-        return Sent(content["prompt"], *times, None, content["failure"], content["said"], content["late_s"])
-    chunks = tuple(Chunk(seconds, "x" * length, tokens) for seconds, length, tokens in content["chunks"])
-    before, counted = content["usage"]
-    reply = Reply(
-        content["text"],
-        (),
-        chunks,
-        content["seconds"],
-        before,
-        counted,
-        content["finish_reason"],
-        content["attempts"],
-        content["body"],
-    )
-    return Sent(content["prompt"], *times, reply, late_s=content["late_s"])
 
 
 def reduced_run(content: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:

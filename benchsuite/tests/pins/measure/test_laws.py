@@ -32,4 +32,4 @@ def test_the_judge_draws_from_an_engines_logits_the_token_that_the_engine_draws(
         output = build.plain(request)
         for place, token in enumerate(output):
             logits = judge.logits((*request.prompt, *output[:place]))
-            assert judge._choose(logits, request.after(output[:place])) == token
+            assert judge.choice(logits, request.after(output[:place])) == token
