@@ -151,9 +151,15 @@ OPTIONS = (
         read=values.one_of("completions", "chat"),
     ),
     Option(
+        "trace",
+        "",
+        "with -m conversations: a file of conversations and their times in place of workloads, with the benchmark that "
+        "it was made for: aiperf:trace.jsonl, guidellm:trace.jsonl",
+    ),
+    Option(
         "concurrency",
         "1",
-        "requests that a server has at once",
+        "requests that a server has at once; with -m conversations, conversations at a time",
         many=True,
         read=values.unless_empty(values.wholes(1)),
     ),

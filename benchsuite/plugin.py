@@ -11,6 +11,7 @@ from benchsuite import options
 from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
 from benchsuite.report.replay import replay
+from benchsuite.run.conversations import ConversationPlugin
 from benchsuite.run.decoding import DecodingPlugin
 from benchsuite.run.devices import DevicePlugin
 from benchsuite.run.kernels import KernelPlugin
@@ -22,6 +23,7 @@ from benchsuite.run.speculation import ComparisonPlugin
 from specdec.unpackaged import add_plugin_source
 
 if TYPE_CHECKING:
+    from benchsuite.benches.conversations.bench import ConversationBench
     from benchsuite.benches.decoding.bench import DecodingBench
     from benchsuite.benches.kernels.timing import KernelBench
     from benchsuite.benches.load.bench import LoadBench
@@ -37,6 +39,7 @@ MARKERS = (
     "kernels: times the kernels and the key/value arena; run it alone, `-m kernels`",
     "decoding: measures decoding as users run it: processors, queues, log-probabilities; run it alone, `-m decoding`",
     "load: measures strategies with many requests at once or at random times; run it alone, `-m load`",
+    "conversations: asks the engine and servers turn by turn, or replays a trace; run it alone, `-m conversations`",
     "serving: measures the servers of --specdec-endpoint; run it alone, `-m serving`",
     "families: each type of causal model that transformers builds, tiny, over the arena (docs/families.md)",
     "museum: known bugs, each put into our code and found by the layer that is there for it",
@@ -48,6 +51,7 @@ MARKERS = (
 COMPARISON, DEVICES, KERNELS, GATE = "specdec-comparison", "specdec-devices", "specdec-kernels", "specdec-gate"
 SERVED_GATE = "specdec-gate-servers"
 DECODING, LOAD, SERVING = "specdec-decoding", "specdec-load", "specdec-serving"
+CONVERSATIONS = "specdec-conversations"
 SHARDS, RANKS = "specdec-shards", "specdec-ranks"
 """The names under which the plugin's objects are registered."""
 
@@ -91,6 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
         register(KernelPlugin(config, request), KERNELS)
         register(DecodingPlugin(config, request), DECODING)
         register(LoadPlugin(config, request), LOAD)
+        register(ConversationPlugin(config, request), CONVERSATIONS)
         serving = ServingPlugin(config, request)
         register(serving, SERVING)
         if request.gate:  # which refuses pytest-xdist before a worker begins
@@ -180,6 +185,17 @@ def specdec_load(request: pytest.FixtureRequest) -> LoadBench:
     """
     plugin: Any = request.config.pluginmanager.get_plugin(LOAD)
     bench: LoadBench = plugin.bench(request.param)
+    return bench
+
+
+@pytest.fixture(scope="session")
+def specdec_conversations(request: pytest.FixtureRequest) -> ConversationBench:
+    """Conversations over one target and servers: see ``benchsuite.benches.conversations.bench.ConversationBench``.
+
+    A test that requests it gets one item for each ``--specdec-target``, or one for servers alone.
+    """
+    plugin: Any = request.config.pluginmanager.get_plugin(CONVERSATIONS)
+    bench: ConversationBench = plugin.bench(request.param)
     return bench
 
 

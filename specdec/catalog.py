@@ -170,9 +170,14 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, *texts: str) -> list[int]:
     return list(tokenizer.encode(chat_text(tokenizer, turns), add_special_tokens=False))
 
 
-def chat_text(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], answer: bool = True) -> str:
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    answer: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
     """Return messages (``role``, ``content``) in the tokenizer's chat template, up to where the next answer begins if
-    ``answer``.
+    ``answer``; ``tools`` are definitions for it to show, which not every template does.
 
     Raises SpecdecError for what the template refuses (some take no system message, some no two turns of one role), for
     a template with an error in it, and for a tokenizer without one.
@@ -180,7 +185,8 @@ def chat_text(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str
     Example: ``chat_text(tokenizer, [{"role": "user", "content": "Hello"}])``
     """
     try:
-        text: Any = tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=answer)
+        given: Any = {"tools": [*tools]} if tools else {}
+        text: Any = tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=answer, **given)
     except Exception as error:  # a template is a program of the model's author: it may raise anything
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise SpecdecError(

@@ -5,7 +5,6 @@ Imports no torch until an item runs.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from benchsuite.benches.load.bench import LoadBench, LoadPlan
     from benchsuite.benches.load.load_journal import LoadJournal
     from benchsuite.benches.load.measured_load import MeasuredLoad
-    from benchsuite.measure.arms import Arm, Setting
+    from benchsuite.measure.arms import Setting
     from benchsuite.report.document import Document
     from benchsuite.run.request import RunRequest
     from specdec.catalog import Loaded
@@ -53,16 +52,17 @@ class LoadPlugin(TargetPlugin["LoadBench"]):
     def build(self, name: str, loaded: Loaded, target: ArenaModel) -> LoadBench:
         """Return the benchmark of one setting: its arms and what they serve. SpecdecError for what cannot be meant."""
         from benchsuite.benches.load.bench import LoadBench
+        from benchsuite.run.matrix import engine_arms
 
         setting = self.settings()[name]
         journal = self._begun()
         if journal is None:
-            return LoadBench(name, loaded, target, self._arms(setting), self._plan(setting))
+            return LoadBench(name, loaded, target, engine_arms(self.request, setting), self._plan(setting))
         bench = LoadBench(
             name,
             loaded,
             target,
-            self._arms(setting),
+            engine_arms(self.request, setting),
             self._plan(setting),
             lambda found: self._keep(journal, name, found),
         )
@@ -89,24 +89,6 @@ class LoadPlugin(TargetPlugin["LoadBench"]):
             journal.keep(name, found)
         except OSError as error:
             self.outcomes.append(f"{found.load.label} of {name} could not be written to {journal.folder}: {error}")
-
-    def _arms(self, setting: Setting) -> list[Arm]:
-        """Plain, plain again, and the strategies of the request."""
-        from benchsuite.run.matrix import build_matrix
-
-        alone = replace(
-            self.request,
-            target=(setting.target,),
-            backend=(setting.backend,),
-            device=(setting.device,),
-            dtype=(setting.dtype,),
-            batch=(1,),
-            sampling={name: (setting.values[name],) for name in self.request.sampling},
-            workload=self.request.workload[:1],
-            peer=(),
-            endpoint=(),
-        )
-        return [arm for arm in build_matrix(alone) if not arm.eager]
 
     def _plan(self, setting: Setting) -> LoadPlan:
         from benchsuite.benches.load.bench import LoadPlan

@@ -40,6 +40,26 @@ def build_matrix(request: RunRequest) -> list[Arm]:
     return list(dict.fromkeys(arms))
 
 
+def engine_arms(request: RunRequest, setting: Setting) -> list[Arm]:
+    """Return the arms of the engine alone in one setting: plain, plain again, and the strategies of the request.
+
+    Raises SpecdecError as ``build_matrix``.
+    """
+    alone = replace(
+        request,
+        target=(setting.target,),
+        backend=(setting.backend,),
+        device=(setting.device,),
+        dtype=(setting.dtype,),
+        batch=(1,),
+        sampling={name: (setting.values[name],) for name in request.sampling},
+        workload=request.workload[:1],
+        peer=(),
+        endpoint=(),
+    )
+    return [arm for arm in build_matrix(alone) if not arm.eager]
+
+
 WIDTH_DRAFT = "oracle(0.9)"
 """The draft of --specdec-width: its windows are always full, and are kept up to any place of them."""
 

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "specdec_kernels": "pytest -m kernels",
     "specdec_decoding": "pytest -m decoding",
     "specdec_load": "pytest -m load",
+    "specdec_conversations": "pytest -m conversations",
     "specdec_served": "pytest -m serving",
     "specdec_certificates": "pytest -m serving",
 }

@@ -59,6 +59,7 @@ class RunRequest:
     endpoint: tuple[Endpoint, ...]
     endpoint_start: Path | None
     endpoint_api: str
+    trace: str
     concurrency: tuple[int, ...] | None
     rate: tuple[float, ...]
     certify: str

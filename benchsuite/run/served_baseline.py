@@ -54,7 +54,11 @@ class ServedBaseline:
         from benchsuite.benches.serving.paired_costs import paired_costs, poor_requests  # it imports torch
 
         plan = bench.plan
-        ask = {name: value for name, value in vars(plan.ask).items() if name not in ("prompt", "extra", "logprobs")}
+        ask = {
+            name: value
+            for name, value in vars(plan.ask).items()
+            if name not in ("prompt", "messages", "extra", "logprobs")
+        }
         prompts = [hashlib.sha256(f"{label} {text}".encode()).hexdigest()[:16] for label, text in plan.prompts]
         work = {**ask, "stop": list(plan.ask.stop), "prompts": prompts, "seed": plan.seed, "rounds": plan.rounds}
         work["loads"] = [load.id for load in plan.loads]

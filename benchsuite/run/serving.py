@@ -5,7 +5,7 @@ Imports no torch and no httpx until an item runs.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,46 @@ if TYPE_CHECKING:
     from benchsuite.benches.serving.restarts import ServersInTurn
     from benchsuite.benches.serving.widths import StartedEndpoints
     from benchsuite.run.request import RunRequest
+    from specdec_plugins.endpoints.named import Endpoint
 
 CERTIFICATES = "specdec_certificates"
 NONE = "no endpoint is given: --specdec-endpoint plain=http://localhost:8000,spec=http://localhost:8001 names servers"
+
+
+def started_servers(request: RunRequest) -> StartedEndpoints:
+    """Return the servers of a request with its time limits, and the commands of those that are started.
+
+    Raises SpecdecError as ``started_endpoints``.
+    """
+    from dataclasses import replace
+
+    from benchsuite.benches.serving.widths import started_endpoints
+
+    found = started_endpoints(request.endpoint, request.endpoint_start, request.width)
+    if total := request.timeout:
+        timed = tuple(replace(one, total_s=total, read_s=min(one.read_s, total)) for one in found.endpoints)
+        return replace(found, endpoints=timed)
+    return found
+
+
+def servers_of(request: RunRequest, endpoints: Sequence[Endpoint]) -> ServersInTurn:
+    """Return what starts a request's servers when they are asked, and connects to them.
+
+    Raises SpecdecError for two servers of one address of which none is started.
+    """
+    from benchsuite.benches.serving.restarts import ServersInTurn
+    from specdec.errors import SpecdecError
+
+    if request.endpoint_start is not None:
+        return ServersInTurn(started_servers(request).commands)
+    addresses = [endpoint.url for endpoint in endpoints]
+    twice = next((url for url in addresses if addresses.count(url) > 1), None)
+    if twice:
+        raise SpecdecError(
+            f"two endpoints have the address {twice}: give each its own, or --specdec-endpoint-start a file with "
+            "the command that starts each"
+        )
+    return ServersInTurn({})
 
 
 class ServingPlugin:
@@ -81,7 +118,7 @@ class ServingPlugin:
             if root := self.request.results_root():
                 self._lock = FolderLock(root)
             plan = self._plan()
-            self.bench = ServingBench(plan, self._keep, self._servers(plan), self._reader())
+            self.bench = ServingBench(plan, self._keep, servers_of(self.request, plan.endpoints), self._reader())
             self.bench.prepare()
         except SpecdecError as error:
             if self.bench is not None:
@@ -97,29 +134,8 @@ class ServingPlugin:
 
         return LocalJudge(self.request.certify_by).read
 
-    def _servers(self, plan: ServingPlan) -> ServersInTurn:
-        from benchsuite.benches.serving.restarts import ServersInTurn
-        from specdec.errors import SpecdecError
-
-        if self.request.endpoint_start is not None:
-            return ServersInTurn(self._started().commands)
-        addresses = [endpoint.url for endpoint in plan.endpoints]
-        twice = next((url for url in addresses if addresses.count(url) > 1), None)
-        if twice:
-            raise SpecdecError(
-                f"two endpoints have the address {twice}: give each its own, or --specdec-endpoint-start a file with "
-                "the command that starts each"
-            )
-        return ServersInTurn({})
-
-    def _started(self) -> StartedEndpoints:
-        from benchsuite.benches.serving.widths import started_endpoints
-
-        return started_endpoints(self.request.endpoint, self.request.endpoint_start, self.request.width)
-
     def _plan(self) -> ServingPlan:
         import secrets
-        from dataclasses import replace
 
         from benchsuite.benches.serving.bench import ServingPlan, prompts_of
         from benchsuite.benches.serving.figures import Slo
@@ -127,10 +143,8 @@ class ServingPlugin:
         from benchsuite.run.names import named_workloads
         from specdec_plugins.endpoints.client import Ask
 
-        request, started = self.request, self._started()
+        request, started = self.request, started_servers(self.request)
         endpoints = started.endpoints
-        if total := request.timeout:
-            endpoints = tuple(replace(one, total_s=total, read_s=min(one.read_s, total)) for one in endpoints)
         names = named_workloads(request)
         loads = tuple(self.loads.values())
         most = request.prompts and request.prompts * len(loads)

@@ -122,7 +122,7 @@ class TargetPlugin(ABC, Generic[B]):
         from benchsuite.report.renderers import terminal
 
         for name, bench in self.benches.items():
-            terminalreporter.section(f"{self.title}: {name}, {self._device}", sep="=")
+            terminalreporter.section(f"{self.title}: {', '.join(filter(None, (name, self._device)))}", sep="=")
             for line in terminal(self.document(bench), titled=False):
                 terminalreporter.write_line(line)
         for line in self.outcomes:

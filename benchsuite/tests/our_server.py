@@ -32,6 +32,8 @@ from specdec.logprobs import TokenLogprobs
 from specdec.request import Request, SamplingParams
 
 MODEL = "ours"
+KEPT = 16
+"""Texts whose keys and values a cache of prefixes has, at most."""
 
 
 @dataclass
@@ -56,10 +58,20 @@ class Bugs:
 
 
 class OurServer:
-    """Serves ``engine`` at ``url`` while it is open; ``asked`` counts completions. ``engine`` has a tokenizer."""
+    """Serves ``engine`` at ``url`` while it is open; ``asked`` counts completions. ``engine`` has a tokenizer.
 
-    def __init__(self, engine: Engine, bugs: Bugs | None = None, eos: tuple[int, ...] = (), port: int = 0) -> None:
-        self.engine, self.bugs, self.eos = engine, bugs or Bugs(), eos
+    ``prefix_cache``: the keys and values of earlier texts are kept, and ``usage`` says how many tokens were there.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        bugs: Bugs | None = None,
+        eos: tuple[int, ...] = (),
+        port: int = 0,
+        prefix_cache: bool = False,
+    ) -> None:
+        self.engine, self.bugs, self.eos, self.prefix_cache = engine, bugs or Bugs(), eos, prefix_cache
         self.asked = 0
         self._lock = threading.Lock()
         self._twin: Any = None
@@ -92,21 +104,32 @@ class OurServer:
         most, count = int(asked.get("max_tokens", 16)), 0
         with self._lock:
             self.asked += 1
+            cached, before = self._cached(ids)
             if asked.get("echo"):
                 yield self._object(chat, "".join(map(tokenizer.decode, ids)), self._echoed(ids, wanted or 0))
             if most:
-                for text, content, reason in self._decoded(ids, asked, most, wanted):
+                for text, content, reason in self._decoded(ids, asked, most, wanted, before):
                     count += 1
                     one = self._object(chat, text, content, None if self.bugs.no_end else reason)
                     so_far = {"prompt_tokens": len(ids), "completion_tokens": count}
                     yield one | ({"usage": so_far} if _each_piece(asked) and not self.bugs.no_usage else {})
             else:
                 yield self._object(chat, "", [], "length")
-        used = {"prompt_tokens": len(ids), "completion_tokens": count + self.bugs.usage}
+        used: dict[str, Any] = {"prompt_tokens": len(ids), "completion_tokens": count + self.bugs.usage}
+        if self.prefix_cache:
+            used["prompt_tokens_details"] = {"cached_tokens": cached}
         yield {"object": "text_completion", "model": MODEL, "choices": [], "usage": used}
 
+    def _cached(self, ids: list[int]) -> tuple[int, int | None]:
+        """How many tokens of a prompt the text that has most of it left, and which request's it is."""
+        kept, hidden = self.engine.kept, bool(self.engine.queue.taps)
+        self.engine.drop([*kept][:-KEPT])
+        found = [(one.usable(tuple(ids), hidden), number) for number, one in kept.items()]
+        most, before = max(found, default=(0, None))
+        return most, before if most else None
+
     def _decoded(
-        self, ids: list[int], asked: dict[str, Any], most: int, wanted: int | None
+        self, ids: list[int], asked: dict[str, Any], most: int, wanted: int | None, before: int | None
     ) -> Iterator[tuple[str, list[dict[str, Any]], str | None]]:
         heat = float(asked.get("temperature", 1.0)) * self.bugs.heat
         params = SamplingParams(
@@ -120,7 +143,8 @@ class OurServer:
         )
         tokenizer: Any = self.engine.tokenizer
         number = self.asked  # noise is keyed by it: the same request sampled again is another sample
-        for place, streamed in enumerate(self.engine.stream([Request(number, tuple(ids), params)])):
+        request = Request(number, tuple(ids), params, keep=self.prefix_cache, continues=before)
+        for place, streamed in enumerate(self.engine.stream([request])):
             # An ended request has left its row by the time its last tokens are read.
             source = self.engine.finished.get(number) or self.engine.rows.live[0]
             chances = source.logprobs[place] if wanted is not None else None
@@ -264,6 +288,7 @@ def our_server_main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--prefix-cache", action="store_true")
     given = parser.parse_args(arguments)
     device = devices.pick_device("cpu")
     loaded = catalog.load(
@@ -274,7 +299,7 @@ def our_server_main(arguments: list[str] | None = None) -> None:
     target = ArenaModel(loaded.model, registry.backend("auto"), bits)
     assembly = Assembly(registry, target, loaded.tokenizer, max_rows=1, max_length=1024)
     engine = assembly.engine(given.draft, controller=given.controller, k=given.k if given.draft else 0)
-    server = OurServer(engine, eos=end_tokens(loaded.model), port=given.port)
+    server = OurServer(engine, eos=end_tokens(loaded.model), port=given.port, prefix_cache=given.prefix_cache)
     print(f"serving {given.target} at {server.url}", flush=True)
     server.serve_forever()
 

@@ -73,7 +73,7 @@ class LoadBench:
         keep: Callable[[MeasuredLoad], None] = lambda measured: None,
     ) -> None:
         self.name, self.target, self.plan, self._keep = name, target, plan, keep
-        self.arms, self._target = _named(arms), arms[0].setting.target
+        self.arms, self._target = arm_names(arms), arms[0].setting.target
         self.prompts = _dealt(plan.workloads, loaded)
         most = max((load.concurrency or plan.rows for load in plan.loads), default=plan.rows)
         longest = max(len(ids) for _, ids in self.prompts) + plan.sampling.max_new_tokens
@@ -210,8 +210,8 @@ class LoadBench:
         }
 
 
-def _named(arms: Sequence[Arm]) -> Mapping[str, Arm]:
-    """Arms by the names that rows show: labels, or whole strategies where two arms have one label."""
+def arm_names(arms: Sequence[Arm]) -> Mapping[str, Arm]:
+    """Return arms by the names that rows show: labels, or whole strategies where two arms have one label."""
     labels = [arm.label for arm in arms]
     return {arm.label if labels.count(arm.label) == 1 else arm.strategy: arm for arm in arms}
 

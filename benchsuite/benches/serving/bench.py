@@ -293,7 +293,9 @@ class ServingBench:
     def as_json(self) -> dict[str, Any]:
         """Everything that was asked and answered, the fields that servers refused, and the figures. No API key is part
         of it."""
-        ask = {name: value for name, value in vars(self.plan.ask).items() if name not in ("prompt", "extra")}
+        ask = {
+            name: value for name, value in vars(self.plan.ask).items() if name not in ("prompt", "messages", "extra")
+        }
         sampling = dict(NEUTRAL) | ask | dict(self.plan.ask.extra)
         return {
             "endpoints": [{"name": one.name, "url": one.url, "model": one.model} for one in self.plan.endpoints],

@@ -95,6 +95,20 @@ class ServedBlock:
         return max(one.ended_s for one in self.sent) - min(one.sent_s for one in self.sent)
 
 
+async def send_one(client: Client, ask: Ask, prompt: int, due: float, start: float) -> Sent:
+    """Send one request, of the prompt at this place, and return what came of it. ``due``: seconds since ``start``, a
+    time of ``time.perf_counter``; infinity: it cannot be late."""
+    begun = time.perf_counter() - start
+    late = max(0.0, begun - due)
+    try:
+        reply = await client.complete(ask)
+    except EndpointFailure as failure:
+        return Sent(prompt, begun, time.perf_counter() - start, None, failure.kind, str(failure), late)
+    # What a server does behind its answer is no part of it; earlier attempts are.
+    ended = begun + reply.seconds if reply.attempts == 1 else time.perf_counter() - start
+    return Sent(prompt, begun, ended, reply, late_s=late)
+
+
 async def send(
     client: Client,
     asks: Sequence[tuple[int, Ask]],
@@ -111,16 +125,7 @@ async def send(
     start = time.perf_counter()
 
     async def one(prompt: int, ask: Ask, due: float) -> None:
-        begun = time.perf_counter() - start
-        late = max(0.0, begun - due)
-        try:
-            reply = await client.complete(ask)
-        except EndpointFailure as failure:
-            sent.append(Sent(prompt, begun, time.perf_counter() - start, None, failure.kind, str(failure), late))
-            return
-        # What a server does behind its answer is no part of it; earlier attempts are.
-        ended = begun + reply.seconds if reply.attempts == 1 else time.perf_counter() - start
-        sent.append(Sent(prompt, begun, ended, reply, late_s=late))
+        sent.append(await send_one(client, ask, prompt, due, start))
 
     if load.concurrency:
         waiting = iter(asks)

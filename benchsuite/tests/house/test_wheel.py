@@ -22,7 +22,8 @@ def test_a_wheel_has_the_product_and_the_kit_alone(tmp_path: Path) -> None:
     rooms = {name.split("/")[1] for name in names if name.startswith("benchsuite/") and name.count("/") > 1}
     here = {path.name for path in (ROOT / "benchsuite").iterdir() if path.is_dir() and (path / "__init__.py").exists()}
     assert rooms == here - {"tests", "workshop"}
-    jobs = {f"benchsuite/test_{job}.py" for job in ("speculation", "kernels", "decoding", "load", "serving")}
+    names_of_jobs = ("speculation", "kernels", "decoding", "load", "conversations", "serving")
+    jobs = {f"benchsuite/test_{job}.py" for job in names_of_jobs}
     assert {name for name in names if Path(name).name.startswith(("test_", "conftest"))} == jobs
     files = {
         "benchsuite/report/templates/document.html.j2",

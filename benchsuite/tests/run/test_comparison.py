@@ -381,6 +381,7 @@ PARTS = {
     "gate": "GatePlugin",
     "decoding": "DecodingPlugin",
     "load": "LoadPlugin",
+    "conversations": "ConversationPlugin",
     "shards": "ShardPlugin",
     "ranks": "RankedPlugin",
     "serving": "ServingPlugin",
@@ -397,5 +398,5 @@ def test_the_parts_of_the_plugin_are_registered_by_their_names_and_the_gate_wher
     found = {name: type(part).__name__ for name, part in parts.items() if part is not None}
     assert found == {name: kind for name, kind in PARTS.items() if gated or name != "gate"}
     marked = {line.partition(":")[0].partition("(")[0] for line in config.getini("markers")}
-    jobs = {"kernels", "decoding", "load", "serving"}
+    jobs = {"kernels", "decoding", "load", "conversations", "serving"}
     assert marked >= {"cuda", "mps", "gpu", "museum", "gate", "fake_gpu", "slow", *jobs}

@@ -207,7 +207,7 @@ def test_servers_are_ended_with_the_run_and_nothing_is_kept_where_nothing_was_as
     assert shown.lines == []
 
 
-PARTS = ("comparison", "devices", "kernels", "gate", "decoding", "load", "shards", "ranks", "serving")
+PARTS = ("comparison", "devices", "kernels", "gate", "decoding", "load", "conversations", "shards", "ranks", "serving")
 CONFTEST = f"""
 def pytest_collection_finish(session):
     has = session.config.pluginmanager.hasplugin

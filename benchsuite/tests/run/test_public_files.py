@@ -32,6 +32,16 @@ JOBS: dict[str, tuple[str, ...]] = {
         *("-m", "load", *TINY, *SHORT, "--specdec-arm", "ngram", "--specdec-workload", "chat,code_editing"),
         *("--specdec-batch", "1,2", "--specdec-rate", "50", "--specdec-slo", "ttft=1"),
     ),
+    "conversations": (
+        "-m",
+        "conversations",
+        *TINY,
+        *SHORT,
+        "--specdec-arm",
+        "ngram",
+        "--specdec-workload",
+        "multi_turn",
+    ),
     "serving": ("-m", "serving", *SHORT, "--specdec-workload", "chat", "--specdec-concurrency", "1,2"),
 }
 """Tiny runs on the CPU, by what follows ``benchsuite.test_`` in their module's name."""
@@ -99,8 +109,8 @@ def test_a_jobs_tests_and_the_keys_of_its_files_change_on_purpose_alone(
 ) -> None:
     words = ["-m", "pytest", "--pyargs", f"benchsuite.test_{job}", *JOBS[job]]
     (tmp_path / "out").mkdir()
-    with OurServer(assemble(max_length=512).engine(None, k=0)) as server:
-        words += ["--specdec-endpoint", f"plain={server.url}"] if job == "serving" else []
+    with OurServer(assemble(max_length=1024).engine(None, k=0), prefix_cache=job == "conversations") as server:
+        words += ["--specdec-endpoint", f"plain={server.url}"] if job in ("serving", "conversations") else []
         listed = run(*words, "--collect-only", "-q")
         done = run(*words, *SOME.get(job, ()), "--specdec-results", "out", "--benchmark-quiet")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -305,6 +305,7 @@ pytestmark = pytest.mark.skip
 def test_kernels(specdec_kernels): pass
 def test_decoding(specdec_decoding): pass
 def test_loaded(specdec_load): pass
+def test_said(specdec_conversations): pass
 def test_served(specdec_served): pass
 def test_certified(specdec_certificates): pass
 """
@@ -317,6 +318,7 @@ def test_certified(specdec_certificates): pass
         ("kernels", "0", "pytest -m kernels"),
         ("decoding", "1", "pytest -m decoding"),
         ("loaded", "1", "pytest -m load"),
+        ("said", "0", "pytest -m conversations"),
         ("served", "2", "pytest -m serving"),
         ("certified", "0", "pytest -m serving"),
         pytest.param("served or decoding", "0", "pytest -m decoding and pytest -m serving", id="several"),
@@ -343,7 +345,7 @@ def test_benchmarks_that_know_no_ranks_run_where_a_process_is_alone(
     listed = () if place else ("--collect-only",)
     done = inside("-m", "pytest", "test_others.py", *listed, **(place or RANKED))
     assert done.returncode == 0, done.stderr
-    assert ("8 skipped" in done.stdout) == (not listed), "kernels, decoding and load of both targets"
+    assert ("10 skipped" in done.stdout) == (not listed), "kernels, decoding, load and conversations of both targets"
 
 
 @pytest.mark.parametrize(

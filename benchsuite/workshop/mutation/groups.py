@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "kit": ("benchsuite/conformance/*.py", "benchsuite/conformance/*/*.py", "benchsuite/doctor/*.py"),
     "gate": ("benchsuite/gate/*.py", "benchsuite/report/findings.py", "benchsuite/report/exports.py"),
     "measure": ("benchsuite/measure/*.py", "benchsuite/measure/workloads/*.py", "benchsuite/judge/*.py"),
+    "conversations": ("benchsuite/measure/conversations/*.py", "benchsuite/benches/conversations/*.py"),
     "run": ("benchsuite/run/*.py", "benchsuite/*.py"),
     "predict": ("benchsuite/predict/*.py",),
     "report": ("benchsuite/report/*.py",),
@@ -53,7 +54,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "run": ("run",),
     "predict": ("predict",),
     "report": ("report",),
-    "benches": ("serving", "decoding", "load", "timing"),
+    "benches": ("serving", "decoding", "load", "conversations", "timing"),
     "store, machine, compare, foreign": ("kept",),
 }
 """The folders of the project, and the groups of each: what is drawn evenly from groups is counted by room as well."""

@@ -76,8 +76,8 @@ class Ask:
 
     ``prompt``: a text, or token ids where the server takes them. ``logprobs``: how many likeliest tokens are wanted at
     each position; None: no log-probabilities at all. ``chat``: the prompt is one message of a user, and the server
-    applies the chat template. ``echo``: the prompt's own tokens come back with their log-probabilities (completions).
-    ``extra``: further names of the body, a server's own.
+    applies the chat template; ``messages`` are a whole conversation in its place. ``echo``: the prompt's own tokens
+    come back with their log-probabilities (completions). ``extra``: further names of the body, a server's own.
     """
 
     prompt: str | tuple[int, ...]
@@ -91,6 +91,7 @@ class Ask:
     stream: bool = True
     echo: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def sampling(self) -> str:
@@ -124,7 +125,10 @@ class Ask:
         if self.chat:
             if not isinstance(self.prompt, str):
                 raise SpecdecError("a chat request takes a text; got token ids: ask with chat=False")
-            found["messages"] = [{"role": "user", "content": self.prompt}]
+            user = {"role": "user", "content": self.prompt}
+            found["messages"] = [dict(one) for one in self.messages or (user,)]
+        elif self.messages:
+            raise SpecdecError("messages are those of a chat; got a completion: ask with chat=True, or with a prompt")
         else:
             found["prompt"] = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
         sampling = {**NEUTRAL, "top_p": self.top_p}
