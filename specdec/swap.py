@@ -7,11 +7,9 @@ own parameters; projections of one input are stored side by side, so that one pr
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from transformers import PreTrainedModel
 from specdec.arena import LayerShape
 from specdec.decoder import DecoderWeights, decode
 from specdec.devices import available_bytes, is_half
+from specdec.forwards import forward_with, names_in_forward, own_forward
 from specdec.interfaces import Backend
 from specdec.layers import layers_of
 from specdec.ops import Ops
@@ -33,6 +32,12 @@ Forward = Callable[..., Any]
 
 PLAIN = (nn.Linear, SummedLinear, GatheredLinear)
 """Linear modules that compute a product and nothing else, before ranks join their parts; subclasses may do more."""
+
+_GATED = frozenset(("gate_proj", "up_proj", "down_proj", "act_fn"))
+"""Names in the code of a gated MLP."""
+
+_DROPOUT = frozenset(("nn", "functional", "dropout", "training", "residual_dropout"))
+"""Names in the code of some, which change nothing in ``eval()``."""
 
 
 class Swap:
@@ -142,7 +147,7 @@ class Swap:
         for module in model.modules():
             if module in done:
                 continue
-            if (parts := _projections(module, ("gate_proj", "up_proj", "down_proj"))) and _is_silu(module):
+            if (parts := _projections(module, ("gate_proj", "up_proj", "down_proj"))) and _is_gated(module):
                 self._forwards.append((module, self._mlp(parts)))
                 done.update(parts)
             elif (parts := _projections(module, ("q_proj", "k_proj", "v_proj"))) and _turns(module):
@@ -218,18 +223,14 @@ class Swap:
 
     def _attention(self, module: nn.Module) -> Forward:
         """The class's own forward with the rotary function replaced by the op."""
-        ops, native = self.ops, _native(module)
-        usual = native.__globals__["apply_rotary_pos_emb"]
+        ops, usual = self.ops, own_forward(module).__globals__["apply_rotary_pos_emb"]
 
         def rotary(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
             whole = cos.shape[-1] == query.shape[-1]  # some families rotate only a part of each head
             turned: tuple[Tensor, Tensor] = (ops.rotary if whole else usual)(query, keys, cos, sin)
             return turned
 
-        names = {**native.__globals__, "apply_rotary_pos_emb": rotary}
-        forward = FunctionType(native.__code__, names, native.__name__, native.__defaults__, native.__closure__)
-        forward.__kwdefaults__ = native.__kwdefaults__
-        return MethodType(forward, module)
+        return forward_with(module, apply_rotary_pos_emb=rotary)
 
     def _weights(self, module: Any) -> DecoderWeights:
         attention, mlp, size = module.self_attn, module.mlp, module.self_attn.head_dim
@@ -353,21 +354,25 @@ def _attends_as(attention: Any, shape: LayerShape) -> bool:
     )
 
 
-def _is_silu(module: nn.Module) -> bool:
+def _is_gated(module: nn.Module) -> bool:
+    """Whether a module computes ``down_proj(silu(gate_proj(x)) * up_proj(x))``, by the names in its code.
+
+    Code with other names, or with numbers, may scale or limit, and what only large numbers reach no test call shows.
+    """
     function = getattr(module, "act_fn", None)
-    return isinstance(function, nn.SiLU) or type(function).__name__ == "SiLUActivation"
-
-
-def _native(module: nn.Module) -> Any:
-    """The class's own forward, without the decorators that transformers 5.24 puts around it to rename an argument."""
-    return inspect.unwrap(type(module).forward)
+    if not (isinstance(function, nn.SiLU) or type(function).__name__ == "SiLUActivation"):
+        return False
+    if names_in_forward(module) - _DROPOUT != _GATED:
+        return False
+    return not any(isinstance(one, int | float) for one in own_forward(module).__code__.co_consts)
 
 
 def _turns(module: nn.Module) -> bool:
     """Whether the class's forward calls ``apply_rotary_pos_emb``, and a test call gives the result of the op."""
-    native = _native(module)
-    function = getattr(native, "__globals__", {}).get("apply_rotary_pos_emb")
-    if function is None or "apply_rotary_pos_emb" not in native.__code__.co_names:
+    if "apply_rotary_pos_emb" not in names_in_forward(module):
+        return False
+    function = own_forward(module).__globals__.get("apply_rotary_pos_emb")
+    if function is None:
         return False
     query, keys = torch.arange(24.0).view(1, 2, 3, 4), torch.arange(12.0).view(1, 1, 3, 4)
     cos, sin = torch.arange(12.0).view(1, 3, 4), torch.arange(12.0, 24.0).view(1, 3, 4)

@@ -154,6 +154,30 @@ def gate(made: nn.Module) -> Change:
     return change
 
 
+def mlp(forward: Any) -> Change:
+    """The MLP of layer 0 has a class of its own with this forward."""
+
+    def change(model: Any) -> None:
+        module = model.model.layers[0].mlp
+        module.__class__ = type("OwnMLP", (type(module),), {"forward": forward})
+
+    return change
+
+
+def halved(self: Any, x: Tensor) -> Any:
+    return self.down_proj(self.act_fn(self.gate_proj(x) * 0.5) * self.up_proj(x))
+
+
+def limited(self: Any, x: Tensor) -> Any:
+    return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=self.hidden_size)) * self.up_proj(x))
+
+
+def dropped(self: Any, x: Tensor) -> Any:
+    return nn.functional.dropout(
+        self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)), training=self.training
+    )
+
+
 class SiLUActivation(nn.SiLU):
     """transformers' name for it."""
 
@@ -236,6 +260,9 @@ ODD: dict[str, tuple[Change, dict[str, int], tuple[int, bool]]] = {
     "gate: torch's": (gate(nn.SiLU()), {}, ONE_STACK),
     "gate: by name": (gate(NamedOnly()), {}, ONE_STACK),
     "gate: another": (gate(nn.GELU()), {"silu_mul": -1, "linear": 1}, ONE_LEFT),
+    "mlp: a number": (mlp(halved), {"silu_mul": -1, "linear": 1}, ONE_LEFT),
+    "mlp: a limit": (mlp(limited), {"silu_mul": -1, "linear": 1}, ONE_LEFT),
+    "mlp: dropout": (mlp(dropped), {}, ONE_STACK),
     "projections: one bias": (projection("k_proj", bias=True), {"rotary": -1, "linear": 2}, ONE_LEFT),
     "projections: another class": (projection("v_proj", kind=AddsOne), {"rotary": -1, "linear": 1}, ONE_LEFT),
     "layer: another part": (extra(""), {}, ONE_LEFT),

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ENGINE = (
-    *("acceptance", "arena", "beam", "engine", "exact", "ledger", "logprobs", "messages", "model", "processors"),
-    *("queue", "recurrent", "request", "rows", "runtime", "sampling", "states", "stats", "stops", "text"),
+    *("acceptance", "arena", "beam", "engine", "exact", "forwards", "ledger", "logprobs", "messages"),
+    *("model", "processors", "queue", "recurrent", "request", "rows", "runtime", "sampling", "states", "stats"),
+    *("stops", "text"),
 )
 FIGURES = (
     *(f"measure/{name}" for name in ("cells", "guards", "interval", "measured", "parts", "results", "verdict")),

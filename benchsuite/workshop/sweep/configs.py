@@ -22,6 +22,9 @@ CHUNK = 16
 POSITIONS = 256
 """Positions of every tiny model."""
 
+MULTIPLIER = 0.75
+"""What multiplies in a tiny model where a configuration has 1 by default, which would change nothing."""
+
 SIZES: tuple[tuple[str, int], ...] = (
     (r"type_vocab_size|num_codebooks", 2),
     (r"\w*vocab_size\w*", VOCABULARY),
@@ -94,8 +97,10 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "dots3_note": {"vision_config": {"mlp_layer_types": ["dense"] * 4}},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "falcon_h1": {"mlp_multipliers": [0.75, 1.5], "ssm_multipliers": [0.75, 1.5, 0.75, 1.5, 0.75]},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "hunyuan_v1_dense": {"head_dim": 8},
@@ -176,6 +181,8 @@ def _small(name: str, default: Any) -> Any:
         return True
     if re.fullmatch(r"\w*_token_(id|index)|\w*_token_ids|\w*_(idx|index)", name):
         return _id_within(default)
+    if isinstance(default, float) and default == 1.0 and re.fullmatch(r"\w*_multiplier|logits?_scaling", name):
+        return MULTIPLIER
     if isinstance(default, bool) or not isinstance(default, int) or default <= 0:
         return default
     for pattern, size in SIZES:
