@@ -109,7 +109,8 @@ class Triton(Reference):
             return False
         size = first.shape[-1]
         if op == "tree_attention":
-            return len(tensors) == 2 and size <= MAX_HEAD and first.shape[1] % other.shape[1] == 0
+            keys = tensors[1]
+            return isinstance(keys, Tensor) and size <= MAX_HEAD and first.shape[1] % keys.shape[1] == 0
         if op == "rotary":
             return size % 2 == 0 and other.shape[-1] == size
         return op != "rms_norm" or size <= MAX_NORM
@@ -414,6 +415,7 @@ class Triton(Reference):
                 values,
                 mask,
                 query if used is None else used,
+                query if sinks is None else sinks.contiguous(),
                 out,
                 mixes,
                 marks,
@@ -424,6 +426,7 @@ class Triton(Reference):
                 _strides(query, keys, values, mask),
                 BOUNDED=used is not None,
                 CAPPED=softcap is not None,
+                SINKS=sinks is not None,
                 WIDE=self.interpreted,
                 BLOCK_M=block_m,
                 BLOCK_L=block_l,

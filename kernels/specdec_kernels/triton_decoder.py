@@ -94,6 +94,7 @@ def tree_attention(
     values: T,
     mask: T,
     used: T,
+    sinks: T,
     out: T,
     mixes: T,
     marks: T,
@@ -104,6 +105,7 @@ def tree_attention(
     strides: S,
     BOUNDED: tl.constexpr,
     CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_L: tl.constexpr,
@@ -114,7 +116,8 @@ def tree_attention(
     query [B, heads, W, d], keys and values [B, heads_kv, L, d], mask [B, 1, W, L], out [B, W, heads, d]. The softmax
     is updated block by block of cells (Milakov & Gimelshein 1805.02867; Dao et al. 2205.14135), and the query
     heads of one key head are lines of one product (Ainslie et al. 2305.13245). CAPPED makes scores softcap ·
-    tanh(scores / softcap). A slot that sees nothing gives zeros. WIDE: products of float32 operands (the
+    tanh(scores / softcap). SINKS: each head has one more score, ``sinks`` [heads], of a cell without a value. A slot
+    that sees nothing gives zeros. WIDE: products of float32 operands (the
     interpreter would multiply bfloat16 operands as integers).
 
     A program reads ``share`` cells, a multiple of BLOCK_L; the last one of a line to arrive adds up what all have left
@@ -149,6 +152,9 @@ def tree_attention(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if SINKS and part == 0:
+        top = tl.load(sinks + head, mask=line < group * width, other=float("-inf")).to(tl.float32)
+        total = tl.where(top > float("-inf"), 1.0, 0.0)
     for start in range(first, tl.minimum(first + share, limit), BLOCK_L):
         cell = start + tl.arange(0, BLOCK_L)
         seen = cell < limit

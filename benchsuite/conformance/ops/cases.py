@@ -121,6 +121,7 @@ def _attention(
     garbage: float = 1.0,
     seen: float = 0.6,
     used: tuple[int, ...] | None = None,
+    sinks: bool = False,
 ) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         query = _random(g, dtype, batch, width, heads[0], size).transpose(1, 2)
@@ -135,7 +136,8 @@ def _attention(
             largest = torch.finfo(dtype).max / 100  # of what is still finite after the product
             tensor.mul_(torch.where(hidden[:, None, :, None], min(garbage, largest), 1.0).to(dtype))
         mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))
-        return query, keys, values, mask, size**-0.5, softcap, ends
+        given = query, keys, values, mask, size**-0.5, softcap, ends
+        return (*given, _random(g, dtype, heads[0])) if sinks else given
 
     return make
 
@@ -464,6 +466,9 @@ CASES = [
     Case("tree_attention", "softcap", _attention(1, 3, 48, softcap=2.0)),
     Case("tree_attention", "used", _attention(4, 3, 600, used=(1, 256, 257, 600))),
     Case("tree_attention", "garbage", _attention(2, 2, 70, garbage=10.0**30, seen=0.1)),
+    Case("tree_attention", "sinks", _attention(2, 3, 48, sinks=True)),
+    Case("tree_attention", "sinks-alone", _attention(3, 2, 21, seen=0.05, softcap=2.0, sinks=True)),
+    Case("tree_attention", "sinks-used", _attention(2, 5, 600, used=(300, 600), sinks=True)),
     *(Case("decoder_layers", f"{b}x{w}", _layers(b, w)) for b, w in ((1, 1), (1, 9), (3, 5), (2, 33))),
     *(Case("decoder_layers", kind, _layers(1, 4, kind)) for kind in ("int8", "int4", "bfloat16")),
     Case("decoder_layers", "bias", _layers(2, 3, bias=True)),

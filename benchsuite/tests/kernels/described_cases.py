@@ -114,12 +114,20 @@ def _kv_plan(
 
 
 def _tree_attention(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None, used: Any
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scaling: float,
+    softcap: float | None,
+    used: Any,
+    sinks: Tensor | None = None,
 ) -> Words:
     batch, heads, width, size = query.shape
     words = [_sizes(batch, width, keys.shape[2], size), f"{heads} heads of {keys.shape[1]}"]
     words += [f"softcap {softcap:g}"] if softcap is not None else []
     words += [f"used {_places(used[None])}"] if used is not None else []
+    words += _flags(sinks=sinks is not None)
     share = f"{float((mask == 0).double().mean()):.1g}" if mask.numel() >= MANY else "0.6"
     words += [f"{share} seen"] if share != "0.6" else []
     largest = float(keys.abs().max())

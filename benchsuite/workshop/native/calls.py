@@ -301,14 +301,15 @@ def _attention(step: KernelStep) -> Iterator[KernelCall]:
     (query, _, _), (keys, values) = heads_of(step), arena_of(step)
     seen = {"query": query, "keys": keys[:, :, : step.cells], "values": values[:, :, : step.cells]}
     seen["mask"] = step.floats(step.rows, 1, step.width, step.cells)
-    used = step.integers(step.rows)
+    used, sinks = step.integers(step.rows), step.floats(step.model.heads)
     tiled = step.width <= FEW_ROWS
-    for kind, softcap, bound, exact in (
-        *(("", None, None, False), ("capped", 50.0, None, False), ("used", None, used, False)),
-        *([] if tiled else [("exact", None, None, True)]),
+    for kind, softcap, bound, cell, exact in (
+        *(("", None, None, None, False), ("capped", 50.0, None, None, False), ("used", None, used, None, False)),
+        ("sinks", None, None, sinks, False),
+        *([] if tiled else [("exact", None, None, None, True)]),
     ):
         told = {**_attending(step, tiled or exact), "softcap": softcap or 1.0}
-        given = {**seen, "scaling": 0.125, "softcap": softcap, "used": bound}
+        given = {**seen, "scaling": 0.125, "softcap": softcap, "used": bound, "sinks": cell}
         yield KernelCall("tree_attention", kind, given, told, exact=exact)
 
 
@@ -400,7 +401,8 @@ def _six(
     sizes = layer.heads, layer.heads_kv, step.width, layer.head_dim // 2
     arena = {"keys": at.keys, "values": at.values}
     rotary = {"both": queries, "cos": turn[0], "sin": turn[1], "cells": at.cells, **arena, "sizes": sizes}
-    attention = {"query": turned, **arena, "mask": at.mask, "used": at.used, "scaling": layer.scaling, "softcap": 1.0}
+    attention = {"query": turned, **arena, "mask": at.mask, "used": at.used, "sinks": None}
+    attention |= {"scaling": layer.scaling, "softcap": 1.0}
     gate = _product(rows, layer.gate_up, layer.gate_up_bias, after, gated=True)
     return [
         KernelLaunch({**_product(rows, layer.qkv, layer.qkv_bias, before), "x": x}, "qkv"),
