@@ -6,6 +6,7 @@ with random weights, and any other name is a folder, a GGUF file or a hub id tha
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ from specdec.choices import check_model, is_gguf
 from specdec.devices import require_memory
 from specdec.errors import SpecdecError
 from specdec.layers import layer_shapes
+from specdec.recurrent import state_keepers
+from specdec.trial import WATCHED, watched_forward
 
 SHAPES = Path(__file__).with_name("shapes")
 """A folder of each shape that is shipped, with its config."""
@@ -294,16 +297,29 @@ def _read(name: str, reader: Callable[[], Any]) -> Any:
 def _require_room(
     name: str, config: PretrainedConfig, device: torch.device, dtype: torch.dtype, rows: int, max_length: int
 ) -> None:
-    weights, cells = sizes(name, config, dtype)
+    found = sizes(name, config, dtype)
     logits = 4 * config.get_text_config(decoder=True).vocab_size * max(rows, 1) * 32
-    needed = weights + cells * rows * max_length + logits
+    needed = found.weights + rows * found.row(max_length, 1) + logits
     require_memory(needed, device, f"the model {name!r} with {rows} rows of {max_length} tokens")
 
 
-def sizes(name: str, config: PretrainedConfig, dtype: torch.dtype) -> tuple[int, int]:
-    """Return the bytes of a model's weights, and of one token in its arena, without its files but the config.
+@dataclass(frozen=True)
+class ModelBytes:
+    """Bytes of a model's weights, of one token in its arena, and of a row's states after one count of tokens."""
 
-    Raises SpecdecError for a config that makes no model.
+    weights: int
+    cell: int
+    state: int
+
+    def row(self, length: int, window: int) -> int:
+        """Bytes of a row of ``length`` tokens, with a state after each slot of the widest window and before it."""
+        return self.cell * length + self.state * (window + 1)
+
+
+def sizes(name: str, config: PretrainedConfig, dtype: torch.dtype) -> ModelBytes:
+    """The bytes of a model and of its arena, without its files but the config: a model of zeros runs without products.
+
+    Raises SpecdecError for a config that makes no model, and for one that the arena does not hold.
     """
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
     if isinstance(layers, int) and layers > MOST_LAYERS:  # building them would not end
@@ -312,12 +328,19 @@ def sizes(name: str, config: PretrainedConfig, dtype: torch.dtype) -> tuple[int,
             "its config.json"
         )
     with torch.device("meta"):
-        shell = _read(name, lambda: AutoModelForCausalLM.from_config(config))
-    shapes = layer_shapes(config)
+        shell = _read(name, lambda: AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype))
+    shapes = layer_shapes(shell.config)  # of a class that is the decoder of two parts, it says that there is one
     if not shapes:
         raise SpecdecError(f"the model {name!r} has no layers; correct num_hidden_layers in its config.json")
     weights = sum(parameter.numel() for parameter in shell.parameters()) * dtype.itemsize
-    return weights, Arena.bytes_per_token(shapes, dtype)
+    recurrent = bool(state_keepers(shell))
+    shell._apply(lambda held: torch.zeros((), dtype=held.dtype).expand(held.shape))  # one number stands for all
+    shell.set_attn_implementation(WATCHED)
+    shell.set_experts_implementation("eager")  # transformers' other ones copy the weights that they multiply
+    with torch.inference_mode():
+        found = watched_forward(shell.eval(), torch.ones(1, 3, dtype=torch.int64), 0, recurrent)
+    state = sum(shape.nbytes for shape in found.states.values())
+    return ModelBytes(weights, Arena.bytes_per_token(found.held(shapes), dtype), state)
 
 
 def _random(

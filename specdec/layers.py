@@ -26,17 +26,12 @@ _ELSEWHERE = {
 }
 """Why the arena does not hold layers of these kinds."""
 
-_TWICE_IN_WINDOWS = ("mimo_v2_flash",)
-"""Types of model whose layers with a sliding window have twice the key heads that the configuration says."""
-
-_FOR_EACH_QUERY = ("jetmoe",)
-"""Types of model that repeat keys, which their experts share, for each head of a query before they attend."""
-
 
 def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
-    """What the arena holds of each layer of a text model's config: no head of a layer without attention.
+    """The layers of a text model's config: no head of a layer without attention.
 
-    Raises SpecdecError for a kind that the arena does not support.
+    Heads and their size are those of queries, keys and values alike, as most models have them; what a model attends
+    with is seen of the model itself (``specdec.trial``). Raises SpecdecError for a kind that the arena does not hold.
     """
     config = config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None)
@@ -66,19 +61,12 @@ def _layer_configs(config: PretrainedConfig, count: int) -> list[PretrainedConfi
 
 
 def _shape(config: PretrainedConfig, kind: str) -> LayerShape:
-    """What one layer holds, of its own configuration; keys and values have the size of the larger."""
     if kind in WITHOUT_ATTENTION:
         return LayerShape(0, 0, None)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if getattr(config, "kv_lora_rank", None):  # latent attention: the arena holds what the latents expand to
-        heads, head_dim = config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
     span = config.sliding_window if kind in _SLIDING else config.attention_chunk_size if kind in _CHUNKED else None
-    if config.model_type in _TWICE_IN_WINDOWS and span is not None:
-        heads *= 2
-    if config.model_type in _FOR_EACH_QUERY:
-        heads = config.num_attention_heads
-    return LayerShape(heads, max(head_dim, getattr(config, "v_head_dim", None) or 0), span, kind in _CHUNKED)
+    return LayerShape(heads, head_dim, span, kind in _CHUNKED)
 
 
 def layers_of(model: PreTrainedModel) -> list[LayerShape]:

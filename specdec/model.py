@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -134,7 +133,6 @@ class ArenaModel:
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.vocabulary: int = model.config.get_text_config(decoder=True).vocab_size
-        self._goes_on = True  # whether recurrent modules take many tokens after a state
         self._switch()
 
     @torch.inference_mode()
@@ -162,7 +160,10 @@ class ArenaModel:
         try:
             trial = ArenaTrial(self.model, self.limit, recurrent)
             self.model.set_attn_implementation(WATCHED)
-            found = trial.watched(self.model, self.layers, recurrent)
+            found = trial.watched(self.model, self.layers)
+            if found.in_turn:
+                self.model.set_attn_implementation(self.native_attention)
+                found.refusal = found.refusal or trial.steps_differ(self.model)
             self.model.set_attn_implementation("specdec_in_turn" if found.in_turn else "specdec")
         except Exception as error:  # whatever the model's code raises
             return in_short(error)
@@ -170,22 +171,12 @@ class ArenaModel:
             return found.refusal
         for table in found.tables:
             self.swap.place(table.module, _at_positions(table.module, table.first))
-        if found.in_turn:
-            shapes = [self.layers[call.layer or 0] for call in found.calls]
-            self.layers = [
-                replace(shape, heads=call.heads, head_dim=call.head_dim)
-                for shape, call in zip(shapes, found.calls, strict=True)
-            ]
-        if recurrent:
-            self.states = trial.states
+        self.layers, self.states = found.held(self.layers), found.states
         self.swap.put_in(layers=not found.in_turn)
         reason = trial.differs(self)
         if reason:
             self.swap.take_out()
             self.swap.put_in(layers=False)
-            reason = trial.differs(self)
-        if reason and self.states:
-            self._goes_on = False
             reason = trial.differs(self)
         return reason and (found.guess or reason)
 
@@ -287,8 +278,7 @@ class ArenaModel:
             plan = arena.plan(window, self.ops, rows, start, self.limit, taps.layers)
             given: dict[str, Any] = {}
             if self.states:
-                committed, length = arena.committed[rows], tokens.shape[1]
-                given["cache"] = ChunkStates(arena.states, rows, committed, length, start == 0, self._goes_on)
+                given["cache"] = ChunkStates(arena.states, rows, arena.committed[rows], tokens.shape[1], start == 0)
             with running(plan):
                 out = _base(self.model)(input_ids=tokens, position_ids=plan.position, use_cache=False, **given)
         arena.committed[rows] += tokens.shape[1]

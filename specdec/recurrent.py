@@ -18,11 +18,15 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from specdec.errors import SpecdecError
+from specdec.forwards import forward_with, names_in_forward, own_forward
 from specdec.running import attend_in
 from specdec.states import StateKey, StateRings, StateShape
 
 ASKED = frozenset(("update_conv_state", "update_recurrent_state", "set_linear_cache"))
 """What a module calls to give a cache its next state."""
+
+SCAN = "mamba_selective_scan"
+"""The function of transformers' Mamba 1 layers that begins without a state, also where their cache has one."""
 
 
 class StateCache(Cache):  # type: ignore[misc]  # transformers' classes are untyped
@@ -133,30 +137,24 @@ class StateCache(Cache):  # type: ignore[misc]  # transformers' classes are unty
 class ChunkStates(StateCache):
     """Committed text: ``length`` tokens after ``committed`` int64 [B], of which only the last state is kept.
 
-    ``fresh``: nothing is committed. ``whole``: the model's modules go on from a state with many tokens at once;
-    otherwise they run token by token.
+    ``fresh``: nothing is committed.
     """
 
-    def __init__(
-        self, rings: StateRings, rows: slice, committed: Tensor, length: int, fresh: bool, whole: bool
-    ) -> None:
+    def __init__(self, rings: StateRings, rows: slice, committed: Tensor, length: int, fresh: bool) -> None:
         super().__init__()
         self._rings, self._rows, self._committed, self._after = rings, rows, committed, committed + length
-        self._length, self.fresh, self.in_slots = length, fresh, not (fresh or whole)
+        self.fresh = fresh
 
     def run(self, module: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """The module once, or once for each token; its last states are written to the rings."""
-        if not self.in_slots:
-            output = module(*given, **named)
-        else:
-            output = _joined([module(*one, **other) for one, other in self.slots(given, named, self._length)])
+        """The module once; its last states are written to the rings."""
+        output = module(*given, **named)
         for key, state in self.held.items():
             self._rings.write(key, self._rows, self._after, state)
         self.held.clear()
         return output
 
     def before(self, key: StateKey) -> Tensor | None:
-        """The state after the committed text, or after the token before."""
+        """The state after the committed text."""
         if key not in self.held and not self.fresh:
             self.held[key] = self._rings.read(key, self._rows, self._committed)
         return self.held.get(key)
@@ -200,7 +198,7 @@ def state_keepers(model: PreTrainedModel) -> list[nn.Module]:
 
     Raises SpecdecError for a model with recurrent layers whose states no cache has.
     """
-    found = [module for module in model.modules() if ASKED & set(_names(module))]
+    found = [module for module in model.modules() if ASKED & names_in_forward(module)]
     config = model.config.get_text_config(decoder=True)
     if not found and "state" in inspect.signature(type(model).forward).parameters:
         raise SpecdecError(
@@ -246,13 +244,16 @@ class SlotForward:
         self._linears = {name: part for name, part in module.named_children() if isinstance(part, nn.Linear)}
         self._last: str | None = None
         self._looked = False
+        self._scans = SCAN in names_in_forward(module)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """What the module's own forward returns."""
-        own = partial(type(self._module).forward, self._module)
+        own: Callable[..., Any] = partial(type(self._module).forward, self._module)
         cache = next((one for one in (*given, *named.values()) if isinstance(one, StateCache)), None)
         if cache is None:
             return own(*given, **named)
+        if self._scans and not (cache.fresh or cache.in_slots):
+            own = self._scanning_from(cache)
         if self._looked and not cache.in_slots:
             return cache.run(own, given, named)
         whole = given[0] if given else next(iter(named.values()))
@@ -273,6 +274,39 @@ class SlotForward:
             once = {name: call.gave[0] for name, call in calls.items() if len(call.gave) == 1}
             self._last = next((name for name, gave in once.items() if gave is output), None)
         return output if last is None else last.module(output)
+
+    def _scanning_from(self, cache: StateCache) -> Callable[..., Any]:
+        """The module's own forward, whose scans begin at the cache's state; some have one for each of their heads."""
+        module: Any = self._module
+        state, scan = cache.get_recurrent_state(module.layer_idx), own_forward(module).__globals__[SCAN]
+        assert state is not None
+        starts = iter([state] if state.dim() == 3 else state.unbind(1))
+        return forward_with(module, **{SCAN: lambda *given, **named: scan_from(next(starts), scan, *given, **named)})
+
+
+def scan_from(
+    state: Tensor,
+    scan: Callable[..., tuple[Tensor, Tensor]],
+    inputs: Tensor,
+    step: Tensor,
+    decay: Tensor,
+    *matrices: Tensor,
+    z: Tensor,
+    delta_bias: Tensor | None,
+    **named: Any,
+) -> tuple[Tensor, Tensor]:
+    """The outputs [B, channels, W] of a selective scan that begins at ``state`` [B, channels, N], and its last state.
+
+    ``scan`` begins at zeros and gets all else: ``inputs`` and ``step`` [B, channels, W], ``decay`` [channels, N] and
+    the ``matrices`` by which states are written and read, [B, N, W]. As a scan is linear in its state, what is left of
+    ``state`` after each token is added.
+    """
+    outputs, last = scan(inputs, step, decay, *matrices, z=z, delta_bias=delta_bias, **named)
+    biased = step if delta_bias is None else step + delta_bias.to(step.dtype)[:, None]
+    passed = nn.functional.softplus(biased).float().cumsum(-1)
+    left = torch.exp(decay.float()[:, None] * passed[..., None]) * state.float()[:, :, None]
+    read = torch.einsum("bcwn,bnw->bcw", left, matrices[1].float()) * nn.functional.silu(z.float())
+    return outputs + read.to(outputs.dtype), last + left[:, :, -1].to(last.dtype)
 
 
 class _Linear:
@@ -297,11 +331,6 @@ class _Linear:
         if self._all is None:
             self._all = self.module(self._whole)
         return self._all[:, slot : slot + 1]
-
-
-def _names(module: nn.Module) -> tuple[str, ...]:
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return code.co_names if code else ()
 
 
 def _of_slot(value: Any, slot: int, width: int) -> Any:

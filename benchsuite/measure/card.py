@@ -58,20 +58,29 @@ def _limit(floor: float, bandwidth: float, forward_s: float) -> str:
 
 
 def dry(
-    setting: Setting, dtype: torch.dtype, device: torch.device, bandwidth: float, longest: int, runs: int
+    setting: Setting,
+    dtype: torch.dtype,
+    device: torch.device,
+    bandwidth: float,
+    *,
+    longest: int,
+    window: int,
+    runs: int,
 ) -> list[str]:
     """Return the lines of a dry run on the target that it stands for: bytes, room, and the time to read its weights.
 
-    ``longest``: tokens of the longest prompt; ``runs``: of a prompt by an arm. The tiny model's tokenizer counts bytes,
-    so prompts are counted longer than they are. Of the target only the config is read.
+    ``longest``: tokens of the longest prompt; ``window``: slots of the widest window; ``runs``: of a prompt by an arm.
+    The tiny model's tokenizer counts bytes, so prompts are counted longer than they are. Of the target only the config
+    is read.
     """
-    weights, cell = catalog.sizes(setting.target, catalog.read_config(setting.target), dtype)
-    arena = cell * setting.batch * (longest + setting.sampling.max_new_tokens)
+    found = catalog.sizes(setting.target, catalog.read_config(setting.target), dtype)
+    arena = setting.batch * found.row(longest + setting.sampling.max_new_tokens, window)
     free = devices.available_bytes(device)
-    seconds = runs * setting.sampling.max_new_tokens * weights / bandwidth
+    seconds = runs * setting.sampling.max_new_tokens * found.weights / bandwidth
+    states = " and states" if found.state else ""
     return [
-        f"dry run: {setting.target} would read {weights / 2**30:.2f} GiB of weights and hold up to "
-        f"{arena / 2**30:.2f} GiB of keys and values for each arm; {free / 2**30:.1f} GiB are free",
+        f"dry run: {setting.target} would read {found.weights / 2**30:.2f} GiB of weights and hold up to "
+        f"{arena / 2**30:.2f} GiB of keys and values{states} for each arm; {free / 2**30:.1f} GiB are free",
         f"dry run: its forwards would take {minutes(seconds)} by the bandwidth that was just measured; every model "
         "here is tiny, and no figure means anything",
     ]

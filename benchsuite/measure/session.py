@@ -221,7 +221,15 @@ class Bench(Measured):
         )
         if self.plan.dry:
             forwards = len(encoded) * (len(strategies) + 1)
-            self.card += card.dry(setting, dtype, device, machine.bandwidth, max(longest.values()), forwards)
+            self.card += card.dry(
+                setting,
+                dtype,
+                device,
+                machine.bandwidth,
+                longest=max(longest.values()),
+                window=max(runner.engine.max_window for runner in runners.values() if isinstance(runner, EngineRunner)),
+                runs=forwards,
+            )
         eos = catalog.end_tokens(loaded.model)
         stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
         peers = [runner.described() for runner in runners.values() if isinstance(runner, PeerRunner)]

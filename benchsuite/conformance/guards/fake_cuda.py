@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from benchsuite.conformance.guards.snippet import compiled_snippet
 from benchsuite.conformance.guards.tape import shares_memory
@@ -43,8 +43,9 @@ from specdec.interfaces import Backend
 from specdec.lengths import Ks
 from specdec.model import ArenaModel
 from specdec.ops import Ops
+from specdec.recurrent import state_keepers
 from specdec.rows import TAIL
-from specdec.trial import ArenaTrial, WatchedAttention
+from specdec.trial import ArenaTrial, WatchedAttention, watched_forward
 from specdec_kernels.cuda import Cuda
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
@@ -312,9 +313,13 @@ def _our_stands(log: LaunchLog) -> list[Stand]:
         with unset_fake_temporarily(), torch.device("cpu"):
             return TURNS(module)
 
+    def watched(trial: ArenaTrial, model: PreTrainedModel, layers: object) -> WatchedAttention:
+        tokens = torch.ones(1, 3, dtype=torch.int64, device=model.device)
+        return watched_forward(model, tokens, 0, bool(state_keepers(model)))
+
     return [
         (Stopwatch, "mark", mark),
-        (ArenaTrial, "watched", lambda *arguments: WatchedAttention()),
+        (ArenaTrial, "watched", watched),
         (ArenaTrial, "differs", lambda *arguments: ""),
         (files, "load_eagle", _eagle_head),
         (files, "load_medusa", _medusa_heads),

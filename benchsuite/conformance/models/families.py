@@ -149,6 +149,8 @@ RECURRENT: dict[str, Callable[[], PretrainedConfig]] = {
         pad_token_id=256,
         num_hidden_layers=3,
         state_size=4,
+        time_step_min=0.5,  # long steps, so that states change the output
+        time_step_max=2.0,
     ),
     "qwen3-next": lambda: Qwen3NextConfig(
         **_COMMON,

@@ -47,12 +47,12 @@ def test_a_bandwidth_that_a_forward_beats_is_no_limit() -> None:
 
 def test_a_dry_run_says_what_the_target_that_it_stands_for_would_take() -> None:
     setting = SETTING.replaced(batch=512, max_new_tokens=3 * 10**6)
-    weights, cell = catalog.sizes("tiny", catalog.read_config("tiny"), torch.bfloat16)
-    read, took = dry(setting, torch.bfloat16, torch.device("cpu"), 1e9, 10**6, 7)
+    bytes_of = catalog.sizes("tiny", catalog.read_config("tiny"), torch.bfloat16)
+    read, took = dry(setting, torch.bfloat16, torch.device("cpu"), 1e9, longest=10**6, window=4, runs=7)
     found = re.search(
         r"read ([\d.]+) GiB of weights and hold up to ([\d.]+) GiB of keys and values for each arm; ", read
     )
     assert found
-    assert float(found[1]) == pytest.approx(weights / 2**30, abs=0.005)
-    assert float(found[2]) == pytest.approx(cell * 512 * 4 * 10**6 / 2**30, rel=1e-4)
-    assert f"its forwards would take {7 * 3 * 10**6 * weights / 1e9 / 60:.0f} min by the bandwidth" in took
+    assert float(found[1]) == pytest.approx(bytes_of.weights / 2**30, abs=0.005)
+    assert float(found[2]) == pytest.approx(bytes_of.cell * 512 * 4 * 10**6 / 2**30, rel=1e-4)
+    assert f"its forwards would take {7 * 3 * 10**6 * bytes_of.weights / 1e9 / 60:.0f} min by the bandwidth" in took

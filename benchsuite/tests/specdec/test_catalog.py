@@ -16,7 +16,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers.utils import logging
 
-from specdec import SpecdecError, catalog, smollm2
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.tests.rig import slow_after
+from benchsuite.workshop.sweep.battery import compare_bytes, spread_model
+from specdec import ArenaModel, SpecdecError, catalog, smollm2
+from specdec.catalog import ModelBytes
 from specdec.choices import check_model, is_gguf
 from specdec.peer import PeerEnv
 
@@ -116,7 +121,7 @@ def test_memory_is_asked_for_weights_cells_and_the_logits_of_32_slots(
 ) -> None:
     size = 4 if dtype == "float32" else 2
     given = "it", catalog.tiny_config()
-    assert catalog.sizes(*given, getattr(torch, dtype)) == (size * TINY_WEIGHTS, size * TINY_CELL)
+    assert catalog.sizes(*given, getattr(torch, dtype)) == ModelBytes(size * TINY_WEIGHTS, size * TINY_CELL, 0)
     catalog._require_room(*given, CPU, getattr(torch, dtype), rows, length)
     needed = size * TINY_WEIGHTS + size * TINY_CELL * rows * length + 4 * 258 * 32 * (rows or 1)
     assert asked_memory == [(needed, CPU, f"the model 'it' with {rows} rows of {length} tokens")]
@@ -125,7 +130,7 @@ def test_memory_is_asked_for_weights_cells_and_the_logits_of_32_slots(
 def test_the_vocabulary_is_that_of_the_decoder(
     asked_memory: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "sizes", lambda *given: (0, 0))
+    monkeypatch.setattr(catalog, "sizes", lambda *given: ModelBytes(0, 0, 0))
     config: Any = SimpleNamespace(
         get_text_config=lambda decoder=False: SimpleNamespace(vocab_size=10 if decoder else 99)
     )
@@ -520,10 +525,24 @@ def test_a_model_of_more_than_ten_thousand_layers_is_refused_before_it_is_built(
     monkeypatch.setattr(catalog, "MOST_LAYERS", 3)
     for layers in (1, 3):
         config.num_hidden_layers = layers
-        assert catalog.sizes("deep", config, torch.float32)[1] == layers * 2 * 2 * 16 * 4
+        assert catalog.sizes("deep", config, torch.float32).cell == layers * 2 * 2 * 16 * 4
     config.num_hidden_layers = 4
     with pytest.raises(SpecdecError, match="has 4 layers, expected 3 at most"):
         catalog.sizes("deep", config, torch.float32)
+
+
+@pytest.mark.parametrize("kind", slow_after(3, ("zamba", "diffllama", "mimo_v2_flash", "qwen3_next", "jetmoe", "bart")))
+def test_the_bytes_of_a_configuration_are_those_of_its_model_and_arena(kind: str) -> None:
+    """Of states, of layers that attend twice, of heads and sizes that no field says, and of experts."""
+    compare_bytes(kind, ArenaModel(spread_model(kind), registry().backend()))
+
+
+def test_a_row_has_a_state_after_each_slot_and_one_before() -> None:
+    config = families.config_of("mamba")
+    found = catalog.sizes("it", config, torch.bfloat16)
+    channels, kernel, states = config.intermediate_size, config.conv_kernel, config.state_size
+    assert (found.cell, found.state) == (0, config.num_hidden_layers * channels * (2 * kernel + 4 * states))
+    assert found.row(1000, 5) == 6 * found.state
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", "null", '{"a": NaN}', "\x00"])

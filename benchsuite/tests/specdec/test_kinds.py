@@ -19,6 +19,7 @@ from benchsuite.conformance.models.tiny import prompts, registry, requests
 from benchsuite.judge.sources import EngineSource
 from benchsuite.judge.ties import Judge
 from benchsuite.tests.rig import Make, assert_same, peer_runner, slow_after
+from benchsuite.workshop.sweep.battery import spread_weights
 from specdec import ArenaModel, Assembly, Request, SamplingParams
 from specdec.catalog import byte_tokenizer
 
@@ -82,6 +83,7 @@ def test_sampled_speculation_has_the_law_of_an_unmodified_model_of_every_kind(fa
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        spread_weights(model)
     own = copy.deepcopy(model)
     build = Assembly(registry(), ArenaModel(model, registry().backend()), byte_tokenizer(), max_rows=50, max_length=64)
     prompt, seen, count = (1, 3, 2, 0, 3, 1) * 5, Counter[tuple[int, ...]](), 2000

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
 from benchsuite.conformance.models import families
 from benchsuite.conformance.models.tiny import registry
@@ -13,7 +18,9 @@ from benchsuite.tests.rig import Make
 from benchsuite.workshop.sweep.battery import spread_model
 from specdec import ArenaModel, SpecdecError, Window
 from specdec.catalog import byte_tokenizer
+from specdec.recurrent import scan_from, state_keepers
 from specdec.states import StateKey, StateRings, StateShape
+from specdec.trial import WIDTH
 from specdec_plugins.openvino_ir import save_ir
 
 
@@ -27,6 +34,93 @@ from specdec_plugins.openvino_ir import save_ir
 def test_a_model_whose_states_no_cache_has_is_refused_by_where_they_are(kind: str, reason: str) -> None:
     with pytest.raises(SpecdecError, match=reason):
         ArenaModel(spread_model(kind), registry().backend())
+
+
+@pytest.mark.parametrize("family", families.RECURRENT)
+def test_a_chunk_behind_a_text_runs_each_recurrent_layer_once(family: str) -> None:
+    """Its products count their calls, and the window behind the chunk has the logits of the unmodified model."""
+    model = families.build_model(family)
+    keepers = state_keepers(model)
+    target, calls = ArenaModel(model, registry().backend()), Counter[nn.Module]()
+    for keeper in keepers:
+        for part in keeper.children():
+            part.register_forward_hook(lambda module, given, output: calls.update([module]))
+    text = torch.arange(60)[None] * 7 % 251
+    arena = target.arena(1, 64, 4)
+    with torch.inference_mode():
+        expected = target.twin()(text, use_cache=False).logits
+        for start, end in ((0, 9), (9, 30), (30, 57)):
+            calls.clear()
+            target.extend(arena, text[:, start:end], 0, start)
+            assert set(calls.values()) == {1}
+            assert all(set(keeper.children()) & set(calls) for keeper in keepers)
+        window = Window.chain(text[:, 57], text[:, 58:], torch.tensor([2]))
+        logits, _ = target.forward(arena, window, slice(0, 1), 57)
+    assert torch.allclose(logits, expected[:, 57:], atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_scan_from_a_state_goes_on_where_the_scan_before_it_ended(biased: bool) -> None:
+    """Beside transformers' own scan of the whole text."""
+    draw = torch.Generator().manual_seed(3)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=draw)
+
+    batch, channels, size, length, first = 2, 6, 4, 23, 9
+    inputs, step, gate = (random(batch, channels, length) for _ in range(3))
+    written, read = (random(batch, size, length) for _ in range(2))
+    decay, skip = -random(channels, size).exp(), random(channels)
+    more: dict[str, Any] = {"D": skip, "delta_bias": random(channels) if biased else None}
+    more |= {"delta_softplus": True, "return_last_state": True}
+
+    def part(start: int, end: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        inside = [one[..., start:end] for one in (inputs, step, written, read, gate)]
+        return [*inside[:2], decay, *inside[2:4]], {**more, "z": inside[4]}
+
+    def scan(start: int, end: int) -> Any:
+        given, named = part(start, end)
+        return mamba_selective_scan(*given, **named)
+
+    given, named = part(first, length)
+    got = scan_from(scan(0, first)[1], mamba_selective_scan, *given, **named)
+    outputs, last = scan(0, length)
+    torch.testing.assert_close(got[0], outputs[..., first:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got[1], last, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(scan(first, length)[0], outputs[..., first:], atol=1e-2)
+
+
+@pytest.mark.parametrize("family", families.RECURRENT)
+def test_an_error_of_a_thousandth_in_a_recurrent_model_is_refused(family: str) -> None:
+    """Planted where a layer runs over the arena alone; the model without it is accepted."""
+    model = families.build_model(family)
+    ArenaModel(copy.deepcopy(model), registry().backend())
+    layer = next(part for part in model.modules() if isinstance(part, nn.ModuleList))[0]
+    text, share = torch.arange(WIDTH)[None] * 7 % 251, [0.0]
+
+    def err(module: Any, given: Any, output: Any) -> Any:
+        states = output[0] if isinstance(output, tuple) else output
+        return output if states.shape[1] != WIDTH else output * (1 + share[0])
+
+    layer.register_forward_hook(err)
+    with torch.inference_mode():
+        own = model(text, use_cache=False).logits
+        share[0] = 1e-4
+        moved = float((model(text, use_cache=False).logits - own).abs().max() / own.abs().max())
+        share[0] *= 1e-3 / moved
+        moved = float((model(text, use_cache=False).logits - own).abs().max() / own.abs().max())
+    assert moved == pytest.approx(1e-3, rel=0.2)
+    with pytest.raises(SpecdecError, match="its logits over the arena are not its own"):
+        ArenaModel(model, registry().backend())
+
+
+def test_a_model_whose_own_steps_are_not_its_whole_text_s_is_refused() -> None:
+    """Dory may keep the keys of its last loop alone, and its earlier loops then attend to others."""
+    model = spread_model("dory")
+    ArenaModel(copy.deepcopy(model), registry().backend())
+    model.config.recurrent_kv_cache_mode = "last_loop"
+    with pytest.raises(SpecdecError, match="its own cache gives other logits token by token than the whole text has"):
+        ArenaModel(model, registry().backend())
 
 
 def test_openvino_refuses_a_model_with_states(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from benchsuite.workshop.sweep.configs import SPAN, VOCABULARY, class_names, con
 from benchsuite.workshop.sweep.page import PAGE, families_page, read_families
 from specdec import ArenaModel
 
-QUICK = ("llama", "mistral", "gpt2", "gemma2", "bloom", "mamba", "bert", "bart", "diffllama")
+QUICK = ("llama", "mistral", "gpt2", "gemma2", "bloom", "mamba", "bert", "bart", "diffllama", "dory", "falcon_h1")
 """Types that are tried in every run of the tests."""
 
 pytestmark = pytest.mark.families

@@ -15,9 +15,10 @@ from benchsuite.conformance.models.tiny import registry
 from benchsuite.workshop.sweep.configs import CHUNK, SPAN, VOCABULARY, config_by_rule
 from specdec import ArenaModel, Assembly, Draft, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.arena import Arena
-from specdec.catalog import byte_tokenizer
+from specdec.catalog import ModelBytes, byte_tokenizer, sizes
 from specdec.interfaces import Env
 from specdec.recurrent import state_keepers
+from specdec.trial import ALLOWED_RECURRENT
 from specdec_plugins.drafts.oracle import Oracle
 
 EXACT, REFUSED, WRONG, CRASHED = "runs exactly", "refused", "wrong", "crash"
@@ -72,6 +73,7 @@ def try_family(kind: str, backend: str = "auto") -> FamilyOutcome:
         return FamilyOutcome(kind, WRONG, f"accepted, and it is none: {reason}")
     try:
         allowed = allowed_share(own)
+        compare_bytes(kind, target)
         compare_forwards(target, own, allowed)
         compare_decoding(target, own, allowed)
     except NotItsOwn as found:
@@ -83,15 +85,21 @@ def try_family(kind: str, backend: str = "auto") -> FamilyOutcome:
 
 def spread_model(kind: str) -> PreTrainedModel:
     """A tiny model of this type on the CPU, in float32, whose random weights are so large that attention matters."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config_by_rule(kind), dtype=torch.float32).eval()
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=1.2 / parameter.shape[-1] ** 0.5)
-            else:
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        spread_weights(model)
     return model
+
+
+@torch.no_grad()
+def spread_weights(model: PreTrainedModel) -> None:
+    """Draw a model's matrices again, in place, so large that attention and states matter; its vectors move a little."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(std=1.2 / parameter.shape[-1] ** 0.5)
+        else:
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
 @torch.inference_mode()
@@ -121,19 +129,51 @@ def _not_a_decoder(model: PreTrainedModel) -> str:
 
 @torch.inference_mode()
 def allowed_share(own: PreTrainedModel) -> float:
-    """``ALLOWED``, or for a model with recurrent layers four times what its own two ways to compute differ by, if more.
+    """``ALLOWED``, or four times what the unmodified model's logits change by in float64, if that is more.
 
-    Of those ways one reads a whole text at once and the other goes on token by token from the states in its own cache.
+    Of recurrent models, whose code computes states in float32 whatever their dtype, ``ALLOWED_RECURRENT``.
+    """
+    if state_keepers(own):
+        return ALLOWED_RECURRENT
+    text, wide = _texts()[:1], copy.deepcopy(own).double()
+    wide.set_experts_implementation("eager")  # torch's products of groups, transformers' default, take no float64
+    exact = wide(text, use_cache=False).logits
+    return max(ALLOWED, 4 * _share(own(text, use_cache=False).logits, exact))
+
+
+@torch.inference_mode()
+def own_logits(own: PreTrainedModel, texts: Tensor, first: Sequence[int]) -> Tensor:
+    """The unmodified model's logits of ``texts`` int64 [B, L]: [B, L, V].
+
+    A recurrent model's are those of ``first`` tokens of each text at once, and then of steps from its own cache: some
+    compute other ones at once.
     """
     if not state_keepers(own):
-        return ALLOWED
-    text = _texts()[:1]
-    expected = own(text, use_cache=False).logits
-    start = own(text[:, :CHUNK], use_cache=True)
-    steps = [start.logits]
-    for place in range(CHUNK, LENGTH):
-        steps.append(own(text[:, place : place + 1], cache=start.cache, use_cache=True).logits)
-    return max(ALLOWED, 4 * _share(torch.cat(steps, dim=1), expected))
+        whole: Tensor = own(texts, use_cache=False).logits
+        return whole
+    rows, position = [], torch.arange(texts.shape[1])[None]
+    for text, start in zip(texts.split(1), first, strict=True):
+        given = own(text[:, :start], use_cache=True, position_ids=position[:, :start])
+        logits = [given.logits]
+        for at in range(start, texts.shape[1]):
+            here = slice(at, at + 1)
+            given = own(text[:, here], cache=given.cache, use_cache=True, position_ids=position[:, here])
+            logits.append(given.logits)
+        rows.append(torch.cat(logits, dim=1))
+    return torch.cat(rows)
+
+
+def compare_bytes(kind: str, target: ArenaModel) -> None:
+    """What is counted of a type's configuration beside the tensors of its model and arena.
+
+    Raises NotItsOwn for the first number that differs.
+    """
+    arena = target.arena(1, LENGTH, 3)
+    cell = sum((stack.keys[0].nbytes + stack.values[0].nbytes) // arena.capacity[stack.span] for stack in arena.stacks)
+    weights = sum(parameter.nbytes for parameter in target.model.parameters())
+    expected = ModelBytes(weights, cell, arena.states.row_bytes // 4)
+    if (found := sizes(kind, config_by_rule(kind), torch.float32)) != expected:
+        raise NotItsOwn(f"{found} are counted of its configuration, and it has {expected}")
 
 
 @torch.inference_mode()
@@ -143,12 +183,12 @@ def compare_forwards(target: ArenaModel, own: PreTrainedModel, allowed: float = 
     ``allowed`` is the largest difference of a logit, as a share of the largest.
     Raises NotItsOwn for the first logits that are not ``own``'s.
     """
-    texts = _texts()
-    expected = own(texts, use_cache=False).logits
+    texts, chunks = _texts(), ((5, CHUNK - 3, 3), (SPAN - 3,))
+    expected = own_logits(own, texts, [sum(sizes) for sizes in chunks])
     arena, rows = target.arena(2, LENGTH + 16, 9), slice(0, 2)
-    for row, chunks in enumerate(((5, CHUNK - 3, 3), (SPAN - 3,))):
+    for row in (0, 1):
         start = 0
-        for size in chunks:
+        for size in chunks[row]:
             target.extend(arena, texts[row : row + 1, start : start + size], row, start)
             start += size
     for width in range(1, 10):
@@ -184,7 +224,7 @@ def _compare_tree(target: ArenaModel, own: PreTrainedModel, arena: Arena, texts:
         while parents[line[0]] >= 0:
             line.insert(0, parents[line[0]])
         whole = torch.tensor([[*text, *(tokens[one] for one in line)]])
-        expected = own(whole, use_cache=False).logits[0, -1]
+        expected = own_logits(own, whole, [SPAN - 3])[0, -1]
         _equal(logits[0, slot], expected, f"slot {slot} of a tree after {start} tokens", allowed)
     arena.commit(
         Verdict(torch.tensor([[*path, -1, -1, -1]]), torch.tensor([2]), torch.tensor([0])), rows, target.ops, True
@@ -194,7 +234,7 @@ def _compare_tree(target: ArenaModel, own: PreTrainedModel, arena: Arena, texts:
     logits, _ = target.forward(arena, pair, rows, start + 3)
     _equal(
         logits[0],
-        own(whole, use_cache=False).logits[0, -2:],
+        own_logits(own, whole, [SPAN - 3])[0, -2:],
         f"a window after an accepted path of a tree after {start} tokens",
         allowed,
     )
@@ -223,7 +263,7 @@ def compare_decoding(target: ArenaModel, own: PreTrainedModel, allowed: float = 
             continue
         if first is None:
             raise NotItsOwn(f"{len(ours)} tokens were decoded and generate gave {len(theirs)}")
-        scores = own(torch.tensor([[*prompt, *ours[:first]]]), use_cache=False).logits[0, -1]
+        scores = own_logits(own, torch.tensor([[*prompt, *ours[:first]]]), [len(prompt)])[0, -1]
         gap = float((scores[theirs[first]] - scores[ours[first]]).abs() / scores.abs().max())
         if gap > allowed:
             raise NotItsOwn(f"token {first} after a prompt of {len(prompt)} is not generate's")

@@ -175,8 +175,8 @@ def _room(env: PeerEnv, memory: float | None) -> dict[str, Any]:
     """How much memory vLLM may take. On a CPU a share would be of all memory of the machine, which others use too."""
     if memory is not None or env.device.type != "cpu":
         return {"gpu_memory_utilization": 0.9 if memory is None else memory}
-    _, cell = catalog.sizes(env.target, catalog.read_config(env.target), env.dtype)
-    return {"kv_cache_memory_bytes": max(LEAST_CACHE, DRAFTS_TOO * cell * env.max_rows * env.max_length)}
+    row = catalog.sizes(env.target, catalog.read_config(env.target), env.dtype).row(env.max_length, 1)
+    return {"kv_cache_memory_bytes": max(LEAST_CACHE, DRAFTS_TOO * row * env.max_rows)}
 
 
 def _wait_for_idle_workers() -> None:
