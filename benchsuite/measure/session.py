@@ -220,16 +220,9 @@ class Bench(Measured):
             0,
         )
         if self.plan.dry:
-            forwards = len(encoded) * (len(strategies) + 1)
-            self.card += card.dry(
-                setting,
-                dtype,
-                device,
-                machine.bandwidth,
-                longest=max(longest.values()),
-                window=max(runner.engine.max_window for runner in runners.values() if isinstance(runner, EngineRunner)),
-                runs=forwards,
-            )
+            runs, window = len(encoded) * (len(strategies) + 1), _widest_window(runners.values())
+            sizes = {"longest": max(longest.values()), "window": window, "runs": runs}
+            self.card += card.dry(setting, dtype, device, machine.bandwidth, **sizes)
         eos = catalog.end_tokens(loaded.model)
         stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
         peers = [runner.described() for runner in runners.values() if isinstance(runner, PeerRunner)]
@@ -692,6 +685,11 @@ def _tapped(stage: Stage) -> list[str]:
 
 
 @torch.inference_mode()
+def _widest_window(runners: Iterable[Runner]) -> int:
+    """The slots of the widest window of any engine of ours."""
+    return max(runner.engine.max_window for runner in runners if isinstance(runner, EngineRunner))
+
+
 def _forward_seconds(stage: Stage) -> float:
     target = stage.target
     arena = target.arena(1, 64, 1)

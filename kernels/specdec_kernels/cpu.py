@@ -45,7 +45,7 @@ SIGNATURES = {
     "silu_mul": [_INT, *[_POINTER] * 3, *[_LONG] * 4, _INT],
     "kv_append": [*[_POINTER] * 5, *[_LONG] * 17],
     "kv_compact": [*[_POINTER] * 4, *[_LONG] * 11],
-    "tree_attention": [_INT, *[_POINTER] * 5, *[_LONG] * 17, _FLOAT, _FLOAT, _INT],
+    "tree_attention": [_INT, *[_POINTER] * 6, *[_LONG] * 17, _FLOAT, _FLOAT, _INT],
     "decoder_layers": [_POINTER, _LONG, _INT, *[_POINTER] * 4, *[_LONG] * 2, _INT],
     "process": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
     "sample": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
@@ -221,7 +221,7 @@ class Cpu(Reference):
         return Packed.of(weight)
 
     def takes(self, op: str, *tensors: Weight) -> bool:
-        """CPU tensors of the dtypes above; ``linear`` with packed weights, ``tree_attention`` to 64 slots, no sinks."""
+        """CPU tensors of the dtypes above; ``linear`` with packed weights, ``tree_attention`` to 64 slots."""
         fits: Callable[..., bool] | None = _FITS.get(op)
         first = tensors[0]
         assert isinstance(first, Tensor)
@@ -373,6 +373,7 @@ class Cpu(Reference):
             keys.data_ptr(),
             values.data_ptr(),
             mask.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
             out.data_ptr(),
             rows,
             heads,
@@ -532,7 +533,8 @@ class Cpu(Reference):
 
 def _fits_attention(query: Tensor, keys: Tensor, *sinks: Tensor) -> bool:
     dense = query.stride(3) == keys.stride(3) == 1
-    return not sinks and query.dtype in _WIDE and query.shape[2] <= MOST_SLOTS and dense
+    like = all(one.dtype == query.dtype and one.is_contiguous() for one in sinks)
+    return like and query.dtype in _WIDE and query.shape[2] <= MOST_SLOTS and dense
 
 
 def _fits_rotary(query: Tensor, cos: Tensor) -> bool:

@@ -391,8 +391,8 @@ class Triton(Reference):
         from specdec_kernels.triton_decoder import tree_attention
 
         (rows, heads, width, size), (_, heads_kv, length, _) = query.shape, keys.shape
-        group, out = heads // heads_kv, self._out((rows, width, heads, size), query)
-        block_d = max(16, _power(size))
+        group, block_d = heads // heads_kv, max(16, _power(size))
+        mask, out = mask.expand(rows, -1, width, length), self._out((rows, width, heads, size), query)
         # Float32 lines are multiplied without tensor cores; more than 16 do not fit into the registers.
         tiled = self._exact or width <= TILE
         most = 16 if query.dtype == torch.float32 or tiled else min(64, 8192 // block_d)
@@ -401,13 +401,11 @@ class Triton(Reference):
         block_l = max(16, min(64, 16384 // (block_d * keys.element_size())))
         blocks = -(-group * width // block_m)
         share = SHARE if tiled else -(-length // block_l) * block_l
-        parts = -(-length // share)
-        places = rows * heads_kv * blocks
+        parts, places = -(-length // share), rows * heads_kv * blocks
         mixes, marks = (
             torch.empty((places, parts, *each) if parts > 1 else 0, dtype=torch.float32, device=query.device)
             for each in ((block_m, block_d), (2, block_m))
         )
-        mask = mask.expand(rows, -1, width, length)
         with torch.cuda.device_of(query):
             tree_attention[(blocks * parts, heads_kv, rows)](
                 query,

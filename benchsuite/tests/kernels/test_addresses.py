@@ -92,11 +92,13 @@ template <class T>
 void attend(long batch, long heads, long heads_kv, long width, long length, long size, int threads) {
     const auto query = numbers<T>(batch * heads * width * size), keys = numbers<T>(batch * heads_kv * length * size);
     const auto values = numbers<T>(keys.size()), mask = numbers<T>(batch * width * length);
+    const auto sinks = numbers<T>(heads);
     std::vector<T> out(query.size());
     in_attention::specdec_tree_attention(
-        sizeof(T) == 2, query.data(), keys.data(), values.data(), mask.data(), out.data(), batch, heads, heads_kv,
-        width, length, size, heads * width * size, width * size, size, heads_kv * length * size, length * size, size,
-        heads_kv * length * size, length * size, size, width * length, length, 0.3f, size % 2 ? 2.0f : 0.0f, threads);
+        sizeof(T) == 2, query.data(), keys.data(), values.data(), mask.data(), sinks.data(), out.data(), batch,
+        heads, heads_kv, width, length, size, heads * width * size, width * size, size, heads_kv * length * size,
+        length * size, size, heads_kv * length * size, length * size, size, width * length, length, 0.3f,
+        size % 2 ? 2.0f : 0.0f, threads);
 }
 
 template <class T>

@@ -298,9 +298,11 @@ def check_tree_attention(
     scaling: float,
     softcap: float | None,
     used: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Rows of an arena; a slot sees a random part of the cells, some cell is seen by all, none past the used ones."""
     batch, heads, width, size = query.shape
+    assert sinks is None or (sinks.shape, sinks.dtype) == ((heads,), dtype)
     length = keys.shape[2]
     check_floats(query, keys, values, dtype=dtype)
     assert values.shape == keys.shape == (batch, keys.shape[1], length, size)

@@ -218,6 +218,9 @@ CPU_TAKES: list[tuple[str, tuple[Any, ...], bool]] = [
         for d in (torch.float32, HALF, F16)
     ),
     ("tree_attention", (_of(1, 2, 65, 8), _of(1, 2, 9, 8)), False),
+    ("tree_attention", (_of(1, 2, 3, 8), _of(1, 2, 9, 8), _of(2)), True),
+    ("tree_attention", (_of(1, 2, 3, 8), _of(1, 2, 9, 8), _of(2, dtype=HALF)), False),
+    ("tree_attention", (_of(1, 2, 3, 8), _of(1, 2, 9, 8), _of(2, step=2)), False),
     ("tree_attention", (_of(1, 2, 1, 80), _of(1, 2, 9, 80)), True),
     ("tree_attention", (_of(1, 2, 65, 8, dtype=F16), _of(1, 2, 9, 8, dtype=F16)), False),
     ("tree_attention", (_of(1, 2, 3, 8, step=2), _of(1, 2, 9, 8)), False),
@@ -261,6 +264,8 @@ INTERPRETED_TAKES: list[tuple[str, tuple[Any, ...], bool, bool]] = [
     ("silu_mul", (CODES, _of(2, 64)), False, False),
     ("tree_attention", (_of(1, 6, 3, 8), _of(1, 2, 9, 8)), True, True),
     ("tree_attention", (_of(1, 4, 2, 8), _of(1, 3, 9, 8)), False, False),
+    ("tree_attention", (_of(1, 6, 3, 8), _of(1, 2, 9, 8), _of(6)), True, True),
+    ("tree_attention", (_of(1, 6, 3, 8), _of(1, 2, 9, 8), _of(6, dtype=HALF)), False, False),
     ("tree_attention", (_of(1, 5, 2, 300), _of(1, 2, 9, 300)), False, False),
     ("rotary", (_of(1, 6, 2, 6), _of(1, 2, 6)), True, True),
     ("rotary", (_of(1, 6, 4, 9), _of(1, 4, 9)), False, False),

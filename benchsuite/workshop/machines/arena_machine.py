@@ -121,16 +121,16 @@ class Rollback(RuleBasedStateMachine):
         """Start with one row, so that every step has some work."""
         self.model.append([])
 
-    @rule(length=st.integers(0, WIDEST), chunks=st.booleans(), whole=st.booleans())
+    @rule(length=st.integers(0, WIDEST), chunks=st.booleans())
     @precondition(lambda self: len(self.model) < ROWS)
-    def enter(self, length: int, chunks: bool, whole: bool) -> None:
+    def enter(self, length: int, chunks: bool) -> None:
         """Give a request the first free row and prefill this row alone, on a view: in one chunk or in two."""
         row = len(self.model)
         self.model.append([])
         self.arena.reset(row)
-        self.steps.append(f"enter with {length}, in chunks {chunks}, whole {whole}")
+        self.steps.append(f"enter with {length}, in chunks {chunks}")
         for size in filter(None, (length // 2, length - length // 2) if chunks else (length,)):
-            self.forward(slice(row, row + 1), [list(range(-1, size - 1))], [size], [list(range(size))], whole)
+            self.forward(slice(row, row + 1), [list(range(-1, size - 1))], [size], [list(range(size))], prefill=True)
 
     @rule(row=st.integers(0, ROWS - 1), other=st.integers(0, ROWS - 1))
     def keep(self, row: int, other: int) -> None:
@@ -201,11 +201,11 @@ class Rollback(RuleBasedStateMachine):
         parents: list[list[int]],
         widths: list[int],
         paths: list[list[int]],
-        whole: bool | None = None,
+        prefill: bool = False,
     ) -> None:
         """Write a window into every layer, check the visible cells, commit the paths. Resets rows without room.
 
-        ``whole`` says of a prefill chunk whether a recurrent layer reads all of it at once; None is a window.
+        ``prefill``: a chunk of a prompt, of which only the last state is kept; otherwise a window.
         """
         committed = self.model[rows]
         longest = max(map(len, committed))
@@ -221,7 +221,7 @@ class Rollback(RuleBasedStateMachine):
         plan = self.arena.plan(window, self.ops, rows, longest)
         self.positions_follow_depth_and_cells_follow_slots(plan, committed, parents)
         before = [tensor.clone() for tensor in self.tensors]
-        self.a_state_is_of_what_its_slot_sees(plan, committed, marks, parents, whole)
+        self.a_state_is_of_what_its_slot_sees(plan, committed, marks, parents, prefill)
         for layer, shape in enumerate(LAYERS):
             self.nothing_visible_is_overwritten(plan, layer, committed)
             fresh = marks[:, None, :, None].expand(count, shape.heads, size, SIZE).contiguous()
@@ -290,14 +290,14 @@ class Rollback(RuleBasedStateMachine):
         committed: list[list[float]],
         marks: torch.Tensor,
         parents: list[list[int]],
-        whole: bool | None,
+        prefill: bool,
     ) -> None:
         """I8: a slot's states are those of the committed text and its own lineage, replayed from the start."""
         counts = self.arena.committed[plan.rows]
         cache = (
-            WindowStates(self.arena.states, plan.rows, counts, torch.tensor(parents))
-            if whole is None
-            else ChunkStates(self.arena.states, plan.rows, counts, marks.shape[1], not committed[0], whole)
+            ChunkStates(self.arena.states, plan.rows, counts, marks.shape[1], not committed[0])
+            if prefill
+            else WindowStates(self.arena.states, plan.rows, counts, torch.tensor(parents))
         )
         got = cache.run(recurrent_layer, (marks.long(),), {"cache": cache})
         for row, numbers in enumerate(committed):

@@ -17,10 +17,10 @@ void all(Attention<T, T, T> c, int threads) {
 
 }  // namespace
 
-// out [B, W, heads, d] contiguous; softcap 0 is off.
+// out [B, W, heads, d] contiguous; softcap 0 is off; sinks [heads] contiguous, or null.
 extern "C" void specdec_tree_attention(
-    int narrow, const void* query, const void* keys, const void* values, const void* mask, void* out, long batch,
-    long heads, long heads_kv, long width, long length, long size, long query_batch, long query_head, long query_slot,
+    int narrow, const void* query, const void* keys, const void* values, const void* mask, const void* sinks, void* out,
+    long batch, long heads, long heads_kv, long width, long length, long size, long query_batch, long query_head, long query_slot,
     long keys_batch, long keys_head, long keys_cell, long values_batch, long values_head, long values_cell,
     long mask_batch, long mask_slot, float scaling, float softcap, int threads) {
     const long stride[11] = {query_batch, query_head, query_slot, keys_batch, keys_head, keys_cell,
@@ -28,11 +28,11 @@ extern "C" void specdec_tree_attention(
     if (narrow)
         all(Attention<bf16, bf16, bf16>{(const bf16*)query, (const bf16*)keys, (const bf16*)values, (const bf16*)mask,
                                         (bf16*)out, batch, heads, heads_kv, width, length, size, stride, scaling,
-                                        softcap, nullptr},
+                                        softcap, nullptr, (const bf16*)sinks},
             threads);
     else
         all(Attention<float, float, float>{(const float*)query, (const float*)keys, (const float*)values,
                                            (const float*)mask, (float*)out, batch, heads, heads_kv, width, length, size,
-                                           stride, scaling, softcap, nullptr},
+                                           stride, scaling, softcap, nullptr, (const float*)sinks},
             threads);
 }

@@ -72,6 +72,7 @@ struct Attention {
     const long* stride;  // batch, head, slot of query; batch, head, cell of keys, then values; batch, slot of mask
     float scaling, softcap;
     float* shared;  // `Cut::shared` numbers, for all threads
+    const T* sinks = nullptr;  // of each head the score of a cell without a value, if there are any
 
     long wide() const { return whole_vectors(size); }
     Cut cut(int threads) const { return {batch * heads_kv, heads / heads_kv * width, length, threads}; }
@@ -278,7 +279,8 @@ struct Queries {
     void write(const Seen& seen) const {
         for (long q = 0; q < count; q++) {
             O* to = c.out + ((b * c.width + slot(q)) * c.heads + head(q)) * c.size;
-            const float share = 1.0f / seen.total[q];
+            const float sink = c.sinks ? std::exp(to_float(c.sinks[head(q)]) - seen.top[q]) : 0.0f;
+            const float share = 1.0f / (seen.total[q] + sink);
             for (long i = 0; i < c.size; i++) put(to + i, seen.sums[q * wide + i] * share);
         }
     }
