@@ -19,8 +19,10 @@ class Packed:
     """A copy of a matrix [N, K] as ceil(N / 16) tiles; outputs past N are 0.
 
     ``data``: float32 [T, K, 16]; bfloat16 [T, ceil(K / 2), 16, 2], two inputs of an output side by side; int8
-    [T, K, 16]; 4 bits, uint8 [T, K / 2, 16], the first of two inputs in the low four bits. ``scale``: None for floats,
-    float32 [T * 16] for int8, [T, K / 32, 2, 16] for 4 bits: the scales of a group of 32 inputs, then its offsets.
+    [T, K, 16]; 4 bits, uint8 [T, K / 8, 16, 4], eight inputs of an output side by side, the first of two in the low four
+    bits of their byte. ``scale``: None for floats,
+    float32 [T * 16] for int8, float16 [T, K / 32, 2, 16] for 4 bits: the scales of a group of 32 inputs, then its
+    offsets.
     ``shape``: (N, K).
 
     Example: ``Packed.of(torch.randn(20, 64)).data.shape`` is ``[2, 64, 16]``.
@@ -37,18 +39,16 @@ class Packed:
         if isinstance(weight, Quantised):
             if weight.offset is None:
                 return Packed(_tiles(weight.codes), F.pad(weight.scale[:, 0], (0, -outputs % TILE)), (outputs, inputs))
-            ends = torch.stack([_tiles(weight.scale), _tiles(weight.offset)], dim=2)
+            ends = torch.stack([_tiles(weight.scale), _tiles(weight.offset)], dim=2).half()
             codes = weight.codes.view(outputs, -1, GROUP // 2)
-            pairs = torch.cat([codes & 15, codes >> 4], dim=2).view(outputs, -1, 2)
-            return Packed(_tiles(pairs[..., 0] | pairs[..., 1] << 4), ends, (outputs, inputs))
+            words = torch.cat([codes & 15, codes >> 4], dim=2).view(outputs, -1, 4, 2)
+            return Packed(_tiles(words[..., 0] | words[..., 1] << 4), ends, (outputs, inputs))
         weight = weight.detach()
         if weight.dtype == torch.float32:
             return Packed(_tiles(weight), None, (outputs, inputs))
         if weight.dtype != torch.bfloat16:
             raise TypeError(f"a matrix of {weight.dtype} cannot be packed; expected float32, bfloat16 or Quantised")
-        whole = F.pad(weight, (0, inputs % 2, 0, -outputs % TILE))
-        pairs = whole.view(-1, TILE, whole.shape[1] // 2, 2).transpose(1, 2)
-        return Packed(pairs.contiguous(), None, (outputs, inputs))
+        return Packed(_tiles(F.pad(weight, (0, inputs % 2)).unflatten(1, (-1, 2))), None, (outputs, inputs))
 
     @property
     def nbytes(self) -> int:
@@ -62,9 +62,11 @@ class Packed:
             rows = self.data.transpose(1, 2).flatten(0, 1).flatten(1)
         elif self.data.dtype == torch.uint8:
             assert self.scale is not None
-            codes = torch.stack([self.data & 15, self.data >> 4], dim=2).flatten(1, 2).float()
+            pairs = self.data.movedim(3, 2)
+            codes = torch.stack([pairs & 15, pairs >> 4], dim=3).flatten(1, 3).float()
             groups = codes.unflatten(1, (-1, GROUP))
-            values = groups * self.scale[:, :, :1] + self.scale[:, :, 1:]
+            scale, offset = self.scale.float().split(1, dim=2)
+            values = groups * scale + offset
             rows = values.flatten(1, 2).transpose(1, 2).flatten(0, 1)
         else:
             rows = self.data.transpose(1, 2).flatten(0, 1)
@@ -78,6 +80,6 @@ Weight = Tensor | Quantised | Packed
 
 
 def _tiles(matrix: Tensor) -> Tensor:
-    """[N, K] as [T, K, 16]."""
-    whole = F.pad(matrix, (0, 0, 0, -len(matrix) % TILE))
-    return whole.view(-1, TILE, matrix.shape[1]).transpose(1, 2).contiguous()
+    """[N, K, …] as [T, K, 16, …]."""
+    missing = matrix.new_zeros(-len(matrix) % TILE, *matrix.shape[1:])
+    return torch.cat([matrix, missing]).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()

@@ -12,6 +12,9 @@ from specdec.errors import SpecdecError
 GROUP = 32
 """Number of inputs that share one scale and one offset in 4 bits."""
 
+MOST = torch.finfo(torch.float16).max
+"""The largest weight that 4 bits can hold."""
+
 
 @dataclass(frozen=True)
 class Quantised:
@@ -19,7 +22,7 @@ class Quantised:
 
     ``codes``: 8 bits, int8 [N, K] in -127 … 127; 4 bits, uint8 [N, K / 2], where byte j of a group of 32
     holds input j in its low and input j + 16 in its high four bits. ``scale``: float32 [N, 1] or [N, K / 32];
-    ``offset``: None or float32 like ``scale``.
+    ``offset``: None or float32 like ``scale``. Those of 4 bits are numbers of float16, as in files of llama.cpp.
 
     Example: ``Quantised.of(torch.randn(8, 64), 8).dequantise().shape`` is ``[8, 64]``.
     """
@@ -30,7 +33,10 @@ class Quantised:
 
     @staticmethod
     def of(weight: Tensor, bits: int) -> Quantised:
-        """Round a matrix to the nearest codes. SpecdecError for 4 bits if K is not a multiple of 32."""
+        """Round a matrix to the nearest codes.
+
+        SpecdecError for 4 bits if K is not a multiple of 32, and for numbers that float16 has not.
+        """
         wide = weight.detach().float()
         if bits == 8:
             scale = (wide.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-30)
@@ -40,8 +46,13 @@ class Quantised:
             raise SpecdecError(f"a weight of {inputs} inputs cannot be put into groups of {GROUP} for int4; use int8")
         groups = wide.view(rows, -1, GROUP)
         low, high = groups.amin(dim=2, keepdim=True), groups.amax(dim=2, keepdim=True)
-        scale = ((high - low) / 15).clamp(min=1e-30)
-        codes = ((groups - low) / scale).round().clamp(0, 15).to(torch.uint8)
+        if not (largest := float(wide.abs().max())) <= MOST:
+            raise SpecdecError(
+                f"a weight of {largest:g} cannot be put into int4, whose scales and offsets are float16, up to {MOST:g}; "
+                "use int8"
+            )
+        scale, low = ((high - low) / 15).half().float(), low.half().float()
+        codes = ((groups - low) / scale.clamp(min=1e-30)).round().clamp(0, 15).to(torch.uint8)
         packed = codes[..., : GROUP // 2] | (codes[..., GROUP // 2 :] << 4)
         return Quantised(packed.reshape(rows, -1), scale[..., 0].contiguous(), low[..., 0].contiguous())
 

@@ -45,10 +45,11 @@ def _linear(
     bias: bool = False,
     strided: bool = False,
     wide: bool = False,
+    spread: float = 1.0,
 ) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         x = _random(g, dtype, rows, inputs * 2)[:, ::2] if strided else _random(g, dtype, 1, rows, inputs)
-        weight = torch.randn(outputs, inputs, generator=g)
+        weight = torch.randn(outputs, inputs, generator=g) * spread
         kinds: dict[str, Callable[[], Tensor | Quantised]] = {
             "own": lambda: weight.to(dtype),
             "bfloat16": lambda: weight.bfloat16(),
@@ -312,12 +313,8 @@ def _layers(
         heads, heads_kv = 4, 2
 
         def matrix(outputs: int, inputs: int) -> tuple[Tensor | Quantised, Tensor | None]:
-            _, weight, biases, _ = _linear(1, outputs, inputs, kind, bias)(g, dtype)
-            small = inputs**-0.5
-            if isinstance(weight, Quantised):
-                offset = None if weight.offset is None else weight.offset * small
-                return Quantised(weight.codes, weight.scale * small, offset), biases
-            return (weight * small).to(weight.dtype), biases
+            _, weight, biases, _ = _linear(1, outputs, inputs, kind, bias, spread=inputs**-0.5)(g, dtype)
+            return weight, biases
 
         def norm(eps: float) -> tuple[Tensor, float]:
             return (0.5 + torch.rand(hidden, generator=g)).to(dtype), eps

@@ -59,8 +59,9 @@ def test_four_bits_are_sixteen_steps_of_each_group_of_32_two_inputs_in_a_byte() 
     for row in range(4):
         for group in range(3):
             numbers = weight[row, 32 * group : 32 * group + 32].numpy()
-            low, step = numbers.min(), max((numbers.max() - numbers.min()) / np.float32(15), np.float32(1e-30))
-            codes = [int(np.round((number - low) / step)) for number in numbers]
+            low = np.float32(np.float16(numbers.min()))
+            step = np.float32(np.float16((numbers.max() - numbers.min()) / np.float32(15)))
+            codes = [int(np.clip(np.round((number - low) / max(step, 1e-30)), 0, 15)) for number in numbers]
             assert (float(found.offset[row, group]), float(found.scale[row, group])) == (low, step)
             held = found.codes[row, 16 * group : 16 * group + 16].tolist()
             assert held == [codes[place] + 16 * codes[place + 16] for place in range(16)]
@@ -78,6 +79,16 @@ def test_four_bits_need_whole_groups(inputs: int) -> None:
         Quantised.of(torch.ones(2, inputs), 4)
     assert str(refused.value) == (f"a weight of {inputs} inputs cannot be put into groups of 32 for int4; use int8")
     assert (BITS, GROUP) == ({"int8": 8, "int4": 4}, 32)
+
+
+def test_four_bits_refuse_what_their_scales_cannot_hold() -> None:
+    weight = torch.ones(2, 32)
+    weight[1, 3] = -65_504.0
+    assert Quantised.of(weight, 4).dequantise()[1, 3] == -65_504.0
+    for wrong in (70_000.0, float("inf"), float("nan")):
+        weight[1, 3] = wrong
+        with pytest.raises(SpecdecError, match=f"a weight of {wrong:g} cannot be put into int4.* up to 65504; use int8"):
+            Quantised.of(weight, 4)
 
 
 SHAPES = [(20, 6), (16, 5), (33, 1), (32, 64), (3, 2)]
@@ -133,7 +144,7 @@ def test_eight_bits_are_packed_like_floats_with_a_scale_for_each_output(rows: in
 
 
 @pytest.mark.parametrize(("rows", "inputs"), [(20, 64), (16, 32), (3, 96), (33, 32)])
-def test_four_bits_are_packed_in_pairs_of_neighbours_with_scale_and_offset_of_each_group(
+def test_four_bits_are_packed_in_words_of_eight_inputs_with_scale_and_offset_of_each_group(
     rows: int, inputs: int
 ) -> None:
     codes = Quantised.of(some_weight(rows, inputs), 4)
@@ -144,14 +155,17 @@ def test_four_bits_are_packed_in_pairs_of_neighbours_with_scale_and_offset_of_ea
         groups = [row[start : start + 16] for start in range(0, len(row), 16)]
         single.append([code for group in groups for code in (*(b % 16 for b in group), *(b // 16 for b in group))])
     pairs = [[low + 16 * high for low, high in zip(row[::2], row[1::2], strict=True)] for row in single]
+    words = [[row[place : place + 4] for place in range(0, len(row), 4)] for row in pairs]
+    padded = [[[word or [0] * 4 for word in lanes] for lanes in tile] for tile in tiled(words, rows, inputs // 8)]
     assert found.data.dtype == torch.uint8
-    assert found.data.tolist() == tiled(pairs, rows, inputs // 2)
+    assert found.data.tolist() == padded
     scales, offsets = (tiled(values.tolist(), rows, inputs // 32) for values in (codes.scale, codes.offset))
     assert found.scale is not None
+    assert found.scale.dtype == torch.float16
     assert found.scale.tolist() == [
         [[scale, offset] for scale, offset in zip(*both, strict=True)] for both in zip(scales, offsets, strict=True)
     ]
-    assert (found.shape, found.nbytes) == ((rows, inputs), found.data.numel() + 4 * found.scale.numel())
+    assert (found.shape, found.nbytes) == ((rows, inputs), found.data.numel() + 2 * found.scale.numel())
     assert torch.equal(found.dequantise(), codes.dequantise())
     assert torch.equal(found.dequantise(torch.bfloat16), codes.dequantise(torch.bfloat16))
 

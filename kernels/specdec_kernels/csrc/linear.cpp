@@ -15,9 +15,9 @@ std::vector<float> floats(const bf16* x, long count) {
 }  // namespace
 
 // x [rows, inputs] and y [rows, outputs] are contiguous float32; x is bfloat16 with `narrow`, y with `narrow_out`. `weight`
-// is packed, `scale` as its kind has them, or null; `bias` float32 or null.
+// is packed, `scale` as its kind has them (see Matrix), or null; `bias` float32 or null.
 extern "C" void specdec_linear(
-    int kind, const void* weight, const float* scale, const float* bias, int narrow, int narrow_out, const void* x,
+    int kind, const void* weight, const void* scale, const float* bias, int narrow, int narrow_out, const void* x,
     void* y, long rows, long inputs, long outputs, int threads) {
     if (rows == 0) return;
     const Matrix m{weight, scale, bias, kind, inputs, outputs};

@@ -32,26 +32,29 @@ constexpr int ROWS = 3, REGISTERS = 12;
 
 enum Kind { FLOAT32, BFLOAT16, INT8, INT4 };
 
-struct Matrix {  // packed; `scale` is null for floats, bias may be null
-    const void* weight;
-    const float *scale, *bias;
+struct Matrix {  // packed; `scale` is null for floats, float32 for INT8, float16 for INT4; bias may be null
+    const void *weight, *scale;
+    const float* bias;
     long kind, inputs, outputs;
 };
 
 // A kind of weights: `STEP` inputs are stored together, `LINE` inputs of a tile are one line of a cache. `read` loads the
-// STEP inputs from k on of one vector of outputs, h; `widen` makes floats of input k + s, with the scales of its `group`.
-// `at` is where they lie. More than DIRECT passes read a copy that was widened once.
+// STEP inputs from k on of one vector of outputs, h; `widen` makes floats of input k + s. `at` is where they lie. More than
+// DIRECT passes read a copy that was widened once, `wide`. A block of fewer than SUMS vectors of sums works on several
+// chains at once; of kinds whose chains lie farther apart memory is then read more slowly.
+// The sums of a chain of a GROUPED kind get scale and offset at its end: see Nibbles.
 template <class T>
 struct Singles {
     using X = float;
     using Raw = vec;
-    static constexpr int STEP = 1, LINE = 64 / (TILE * sizeof(T)), DIRECT = 8;
+    static constexpr int STEP = 1, LINE = 64 / (TILE * sizeof(T)), IN_CHAIN = CHAIN, SUMS = 1, DIRECT = 8;
+    static constexpr bool GROUPED = false;
     const T* weight;
     long inputs;
     const char* at(long tile, long k) const { return (const char*)(weight + (tile * inputs + k) * TILE); }
     Raw read(long tile, long k, int h) const { return load(weight + (tile * inputs + k) * TILE + h * LANES); }
-    const float* group(long, long) const { return nullptr; }
-    vec widen(Raw raw, const float*, int, int) const { return raw; }
+    vec widen(Raw raw, int) const { return raw; }
+    Singles<float> wide(const float* copy, long) const { return {copy, BLOCK}; }
 };
 
 using Floats = Singles<float>;
@@ -61,7 +64,8 @@ using Bytes = Singles<int8_t>;
 struct Halves {
     using X = float;
     using Raw = uvec;
-    static constexpr int STEP = 2, LINE = 2, DIRECT = 8;
+    static constexpr int STEP = 2, LINE = 2, IN_CHAIN = CHAIN, SUMS = 1, DIRECT = 8;
+    static constexpr bool GROUPED = false;
     const bf16* weight;
     long inputs;  // even
     const char* at(long tile, long k) const { return (const char*)(weight + (tile * inputs + k) * TILE); }
@@ -70,45 +74,69 @@ struct Halves {
         memcpy(&raw, weight + (tile * inputs + k) * TILE + h * LANES * 2, sizeof raw);
         return raw;
     }
-    const float* group(long, long) const { return nullptr; }
-    vec widen(Raw raw, const float*, int s, int) const { return vec(s ? raw & 0xffff0000u : raw << 16); }
+    vec widen(Raw raw, int s) const { return vec(s ? raw & 0xffff0000u : raw << 16); }
+    Floats wide(const float* copy, long) const { return {copy, BLOCK}; }
 };
 
-// Byte j of a step holds output j's code of input k in its low and of k + 1 in its high half; w = code * scale + offset.
+struct WideNibbles;
+
+// Eight inputs of an output in one word, the first in its lowest four bits; w = code * scale + offset, both of a group of
+// inputs. A chain is a group: it sums code * x, and then adds that sum * scale + the sum of x * offset. A code stays
+// where it is in its word, and so is 16^s times as large: `for_nibbles` makes x as much smaller.
 struct Nibbles {
     using X = float;
     using Raw = ivec;
-    static constexpr int STEP = 2, LINE = 8, DIRECT = 3;
+    static constexpr int STEP = 8, LINE = 8, IN_CHAIN = GROUP, SUMS = 4, DIRECT = 3;
+    static constexpr bool GROUPED = true;
     const uint8_t* weight;
-    const float* scale;  // [tile][group][2][TILE]: scales, then offsets
+    const f16* scale;  // [tile][group][2][TILE]: scales, then offsets
     long inputs;
     const char* at(long tile, long k) const { return (const char*)(weight + (tile * inputs + k) / 2 * TILE); }
     Raw read(long tile, long k, int h) const {
-        const uint8_t* from = weight + (tile * inputs + k) / 2 * TILE + h * LANES;
-#if defined(__AVX512F__)
-        return (Raw)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
-#elif defined(__AVX2__)
-        return (Raw)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
-#else
         Raw raw;
-        for (int i = 0; i < LANES; i++) raw[i] = from[i];
+        memcpy(&raw, weight + (tile * inputs + k) / 2 * TILE + h * LANES * 4, sizeof raw);
         return raw;
-#endif
     }
-    const float* group(long tile, long k) const {
-        return scale + (unsigned long)(tile * inputs + k) / GROUP * 2 * TILE;
+    vec widen(Raw raw, int s) const {
+        return __builtin_convertvector(s + 1 < STEP ? raw & 15 << 4 * s : ivec(uvec(raw) >> 28), vec);
     }
-    vec widen(Raw raw, const float* group, int s, int h) const {
-#if defined(__AVX512F__)
-        const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512i at = s ? _mm512_srli_epi32((__m512i)raw, 4) : (__m512i)raw;
-        const vec code = (vec)_mm512_permutexvar_ps(at, table);  // looks at the low four bits alone
-#else
-        const vec code = __builtin_convertvector(s ? raw >> 4 : raw & 15, vec);
-#endif
-        return code * load(group + h * LANES) + load(group + TILE + h * LANES);
-    }
+    const f16* group(long tile, long k) const { return scale + (tile * inputs + k) / GROUP * 2 * TILE; }
+    long sum_of_x(long k) const { return inputs + k / GROUP; }
+    WideNibbles wide(const float* copy, long tile) const;
 };
+
+struct WideNibbles : Floats {
+    static constexpr int IN_CHAIN = GROUP;
+    static constexpr bool GROUPED = true;
+    Nibbles codes;
+    long first;  // the tile of `codes` that is tile 0
+    WideNibbles(const float* copy, const Nibbles& codes, long first)
+        : Floats{copy, BLOCK}, codes(codes), first(first) {}
+    const f16* group(long tile, long k) const { return codes.group(first + tile, k); }
+    long sum_of_x(long k) const { return codes.sum_of_x(k); }
+};
+
+inline WideNibbles Nibbles::wide(const float* copy, long tile) const { return {copy, *this, tile}; }
+
+// x [rows, inputs] as Nibbles multiply it: each row's numbers, divided by 16^s, and then the sum of each group, undivided.
+inline const float* for_nibbles(const float* x, long rows, long inputs) {
+    static constexpr float DIVIDED[16] = {1, 0x1p-4, 0x1p-8, 0x1p-12, 0x1p-16, 0x1p-20, 0x1p-24, 1,
+                                          1, 0x1p-4, 0x1p-8, 0x1p-12, 0x1p-16, 0x1p-20, 0x1p-24, 1};
+    thread_local std::vector<float> made;
+    const size_t size = rows * (inputs + inputs / GROUP);
+    if (made.size() < size) made.resize(size);
+    float* to = made.data();
+    for (long row = 0; row < rows; row++, x += inputs, to += inputs + inputs / GROUP)
+        for (long k = 0; k < inputs; k += GROUP) {
+            vec total{};
+            for (long i = k; i < k + GROUP; i += LANES) {
+                total += load(x + i);
+                store(to + i, load(x + i) * load(DIVIDED + i % Nibbles::STEP));
+            }
+            to[inputs + k / GROUP] = sum(total);
+        }
+    return made.data();
+}
 
 #if defined(__AVX512BF16__)
 // Products of bfloat16 pairs, exact, summed in float32.
@@ -123,82 +151,113 @@ constexpr int tiles_of(int rows) {
     return LANES == 16 ? std::max(1, std::min(4, (W::STEP > 1 ? 16 : REGISTERS) / rows)) : 1;
 }
 
-// y[m, NB tiles] (+)= x[m, k0 .. k1] W^T; `step` is the distance of two rows of `part`, which holds whole tiles.
-template <int NB, int M, class W>
-__attribute__((noinline)) void chain(  // inlined, gcc 12 would spill
+// Chains that a block of few rows sums side by side, because in one chain each sum waits for the one before it.
+template <class W>
+constexpr int chains_of(int tiles, int rows) {
+    return std::max(1, W::SUMS / (tiles * H * rows));
+}
+
+// y[m, NB tiles] (+)= x[m, k0 .. k1] W^T, C chains at a time; the last one may be shorter if C is 1. `step` is the distance of
+// two rows of `part`, which holds whole tiles.
+template <int C, int NB, int M, class W>
+__attribute__((noinline)) void chains(  // inlined, gcc 12 would spill
     const W& w, long tile, long k0, long k1, const typename W::X* x, long stride, float* part, long step) {
-    vec acc[NB][H][M] = {};
-    const float* group[NB] = {};
-    auto some = [&](long k, int wanted) __attribute__((always_inline)) {
+    for (; k0 < k1; k0 += C * W::IN_CHAIN) {
+        vec acc[C][NB][H][M] = {};
+        auto some = [&](long from, int wanted) __attribute__((always_inline)) {
 #if defined(__AVX512BF16__)
-        if constexpr (std::is_same_v<typename W::X, bf16>) {
-            __m512bh wide[NB];
+            if constexpr (std::is_same_v<typename W::X, bf16>) {
+                static_assert(C == 1);
+                __m512bh wide[NB];
 #pragma GCC unroll 4
-            for (int b = 0; b < NB; b++) wide[b] = (__m512bh)_mm512_loadu_si512(w.at(tile + b, k));
-#pragma GCC unroll 8
-            for (int m = 0; m < M; m++) {
-                int32_t two = 0;
-                memcpy(&two, x + m * stride + k, wanted * sizeof(bf16));
-                const __m512bh column = (__m512bh)_mm512_set1_epi32(two);
-#pragma GCC unroll 4
-                for (int b = 0; b < NB; b++) acc[b][0][m] = (vec)_mm512_dpbf16_ps((__m512)acc[b][0][m], wide[b], column);
-            }
-        } else
-#endif
-        {
-            typename W::Raw raw[NB][H];
-#pragma GCC unroll 4
-            for (int b = 0; b < NB; b++)
-#pragma GCC unroll 4
-                for (int h = 0; h < H; h++) raw[b][h] = w.read(tile + b, k, h);
-#pragma GCC unroll 2
-            for (int s = 0; s < wanted; s++) {
-                vec wide[NB][H];
-#pragma GCC unroll 4
-                for (int b = 0; b < NB; b++)
-#pragma GCC unroll 4
-                    for (int h = 0; h < H; h++) {
-                        wide[b][h] = w.widen(raw[b][h], group[b], s, h);
-                        if (M > 1) in_register(wide[b][h]);
-                    }
+                for (int b = 0; b < NB; b++) wide[b] = (__m512bh)_mm512_loadu_si512(w.at(tile + b, from));
 #pragma GCC unroll 8
                 for (int m = 0; m < M; m++) {
-                    const vec column = splat(x[m * stride + k + s]);
+                    int32_t two = 0;
+                    memcpy(&two, x + m * stride + from, wanted * sizeof(bf16));
+                    const __m512bh column = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 4
+                    for (int b = 0; b < NB; b++)
+                        acc[0][b][0][m] = (vec)_mm512_dpbf16_ps((__m512)acc[0][b][0][m], wide[b], column);
+                }
+            } else
+#endif
+            {
+                typename W::Raw raw[C][NB][H];
+#pragma GCC unroll 4
+                for (int c = 0; c < C; c++)
 #pragma GCC unroll 4
                     for (int b = 0; b < NB; b++)
 #pragma GCC unroll 4
-                        for (int h = 0; h < H; h++) acc[b][h][m] += wide[b][h] * column;
-                }
-            }
-        }
-    };
-    long k = k0;
-    for (; k + W::LINE <= k1; k += W::LINE) {
-#pragma GCC unroll 4
-        for (int b = 0; b < NB; b++) {
-            __builtin_prefetch(w.at(tile + b, k) + AHEAD);
-            group[b] = w.group(tile + b, k);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < W::LINE; i += W::STEP) some(k + i, W::STEP);
-    }
-    for (; k + W::STEP <= k1; k += W::STEP) some(k, W::STEP);
-    if (k < k1) some(k, 1);
-#pragma GCC unroll 4
-    for (int b = 0; b < NB; b++)
+                        for (int h = 0; h < H; h++) raw[c][b][h] = w.read(tile + b, from + c * W::IN_CHAIN, h);
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++)
+                for (int s = 0; s < wanted; s++)
+#pragma GCC unroll 4
+                    for (int c = 0; c < C; c++) {
+                        vec wide[NB][H];
+#pragma GCC unroll 4
+                        for (int b = 0; b < NB; b++)
+#pragma GCC unroll 4
+                            for (int h = 0; h < H; h++) {
+                                wide[b][h] = w.widen(raw[c][b][h], s);
+                                if (M > 1) in_register(wide[b][h]);
+                            }
+#pragma GCC unroll 8
+                        for (int m = 0; m < M; m++) {
+                            const vec column = splat(x[m * stride + from + c * W::IN_CHAIN + s]);
+#pragma GCC unroll 4
+                            for (int b = 0; b < NB; b++)
+#pragma GCC unroll 4
+                                for (int h = 0; h < H; h++) acc[c][b][h][m] += wide[b][h] * column;
+                        }
+                    }
+            }
+        };
+        long k = k0;
+        const long end = std::min(k0 + W::IN_CHAIN, k1);
+        for (; k + W::LINE <= end; k += W::LINE) {
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++)
+#pragma GCC unroll 4
+                for (int b = 0; b < NB; b++) __builtin_prefetch(w.at(tile + b, k + c * W::IN_CHAIN) + AHEAD);
+#pragma GCC unroll 4
+            for (int i = 0; i < W::LINE; i += W::STEP) some(k + i, W::STEP);
+        }
+        for (; k + W::STEP <= end; k += W::STEP) some(k, W::STEP);
+        if (k < end) some(k, 1);
+#pragma GCC unroll 4
+        for (int b = 0; b < NB; b++)
 #pragma GCC unroll 4
             for (int h = 0; h < H; h++) {
-                float* sum = part + m * step + b * TILE + h * LANES;
-                store(sum, k0 ? load(sum) + acc[b][h][m] : acc[b][h][m]);
+                vec scale[C], offset[C];
+                if constexpr (W::GROUPED)
+#pragma GCC unroll 4
+                    for (int c = 0; c < C; c++) {
+                        const f16* group = w.group(tile + b, k0 + c * W::IN_CHAIN) + h * LANES;
+                        scale[c] = load(group), offset[c] = load(group + TILE);
+                    }
+#pragma GCC unroll 8
+                for (int m = 0; m < M; m++) {
+                    float* sum = part + m * step + b * TILE + h * LANES;
+                    vec total = k0 ? load(sum) : vec{};
+#pragma GCC unroll 4
+                    for (int c = 0; c < C; c++)
+                        if constexpr (W::GROUPED) {
+                            total += acc[c][b][h][m] * scale[c];
+                            total += splat(x[m * stride + w.sum_of_x(k0 + c * W::IN_CHAIN)]) * offset[c];
+                        } else total += acc[c][b][h][m];
+                    store(sum, total);
+                }
             }
+    }
 }
 
 template <int NB, int M, class W>
 void block(const W& w, long tile, long k0, long k1, const typename W::X* x, long stride, float* part, long step) {
-    for (long k = k0; k < k1; k += CHAIN)
-        chain<NB, M>(w, tile, k, std::min(k + CHAIN, k1), x, stride, part, step);
+    constexpr int C = chains_of<W>(NB, M);
+    const long middle = k1 - (k1 - k0) % (C * W::IN_CHAIN);
+    if (C > 1) chains<C, NB, M>(w, tile, k0, middle, x, stride, part, step);
+    chains<1, NB, M>(w, tile, C > 1 ? middle : k0, k1, x, stride, part, step);
 }
 
 template <class W>
@@ -268,13 +327,13 @@ inline Ends ends_of(float* out, const bf16* add) { return {out, nullptr, add, fa
 // One tile group of all rows; `part` holds rows x tiles x TILE floats.
 inline void finish(const Matrix& m, long tile, long tiles, const float* part, long rows, const Ends& ends) {
     const long from = tile * TILE, to = std::min((tile + tiles) * TILE, m.outputs), step = tiles * TILE;
-    const bool scaled = m.kind == INT8;
+    const float* scale = m.kind == INT8 ? (const float*)m.scale : nullptr;
     for (long row = 0; row < rows; row++) {
         const float* sums = part + row * step - from;
         const long at = row * m.outputs;
         auto one = [&](long n) {
             float total = sums[n];
-            if (scaled) total *= m.scale[n];
+            if (scale) total *= scale[n];
             if (m.bias) total += m.bias[n];
             if (ends.add) total += ends.add[at + n];
             if (ends.add_narrow) total += to_float(ends.add_narrow[at + n]);
@@ -284,7 +343,7 @@ inline void finish(const Matrix& m, long tile, long tiles, const float* part, lo
         if (!ends.narrow)
             for (; n + LANES <= to; n += LANES) {
                 vec total = load(sums + n);
-                if (scaled) total *= load(m.scale + n);
+                if (scale) total *= load(scale + n);
                 if (m.bias) total += load(m.bias + n);
                 if (ends.add) total += load(ends.add + at + n);
                 if (ends.add_narrow) total += load(ends.add_narrow + at + n);
@@ -304,12 +363,13 @@ void widen(const W& w, long tile, long tiles, long k0, long k1, float* to) {
             for (int h = 0; h < H; h++) {
                 const auto raw = w.read(tile + b, k, h);
                 for (int s = 0; s < W::STEP; s++)
-                    store(to + (b * BLOCK + k - k0 + s) * TILE + h * LANES, w.widen(raw, w.group(tile + b, k), s, h));
+                    store(to + (b * BLOCK + k - k0 + s) * TILE + h * LANES, w.widen(raw, s));
             }
 }
 
 template <class W>
-void multiply_few(const W& w, const Matrix& m, const typename W::X* x, long rows, const Ends& ends, const Team& team) {
+void multiply_few(
+    const W& w, const Matrix& m, const typename W::X* x, long stride, long rows, const Ends& ends, const Team& team) {
     const Passes passes(rows);
     constexpr bool may_widen = !std::is_same_v<W, Floats> && std::is_same_v<typename W::X, float>;
     const bool widens = may_widen && passes.count > W::DIRECT;
@@ -319,35 +379,43 @@ void multiply_few(const W& w, const Matrix& m, const typename W::X* x, long rows
     const long together = widens ? tiles_of<Floats>(passes.most) : tiles_of<W>(passes.most);
     for (long tile = first, tiles; tile < last; tile += tiles) {
         tiles = tile + together <= last ? together : 1;
-        for (long k = 0; k < m.inputs; k += BLOCK) {
-            const long end = std::min(k + BLOCK, m.inputs);
+        const long each = passes.count > 1 ? BLOCK : m.inputs;  // one pass need not stay in the cache
+        for (long k = 0; k < m.inputs; k += each) {
+            const long end = std::min(k + each, m.inputs);
             if (widens) {
                 widen(w, tile, tiles, k, end, wide.data());
-                const Floats floats{wide.data() - k * TILE, BLOCK};  // its input k is the first of the block
-                if constexpr (may_widen) passes.over(floats, 0, tiles, k, end, x, m.inputs, part.data(), tiles * TILE);
+                if constexpr (may_widen)  // input k is the first of the copy
+                    passes.over(
+                        w.wide(wide.data() - k * TILE, tile), 0, tiles, k, end, x, stride, part.data(), tiles * TILE);
             } else {
-                passes.over(w, tile, tiles, k, end, x, m.inputs, part.data(), tiles * TILE);
+                passes.over(w, tile, tiles, k, end, x, stride, part.data(), tiles * TILE);
             }
         }
         finish(m, tile, tiles, part.data(), rows, ends);
     }
 }
 
-// This thread's part of the outputs. x [rows, inputs] contiguous. The results are in `ends.out` after a barrier.
+// This thread's part of the outputs. Rows of x are `stride` apart. The results are in `ends.out` after a barrier.
 template <class W>
-void multiply(const W& w, const Matrix& m, const typename W::X* x, long rows, const Ends& ends, const Team& team) {
+void multiply(
+    const W& w, const Matrix& m, const typename W::X* x, long stride, long rows, const Ends& ends, const Team& team) {
     const long parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
     for (long part = 0; part < parts; part++) {
         const long from = rows * part / parts, to = rows * (part + 1) / parts;
-        multiply_few(w, m, x + from * m.inputs, to - from, ends.after(from * m.outputs), team);
+        multiply_few(w, m, x + from * stride, stride, to - from, ends.after(from * m.outputs), team);
     }
 }
 
+// x [rows, inputs] contiguous.
 inline void multiply(const Matrix& m, const float* x, long rows, const Ends& ends, const Team& team) {
-    if (m.kind == FLOAT32) multiply(Floats{(const float*)m.weight, m.inputs}, m, x, rows, ends, team);
-    else if (m.kind == INT8) multiply(Bytes{(const int8_t*)m.weight, m.inputs}, m, x, rows, ends, team);
-    else if (m.kind == INT4) multiply(Nibbles{(const uint8_t*)m.weight, m.scale, m.inputs}, m, x, rows, ends, team);
-    else multiply(Halves{(const bf16*)m.weight, (m.inputs + 1) / 2 * 2}, m, x, rows, ends, team);
+    const long n = m.inputs;
+    if (m.kind == FLOAT32) multiply(Floats{(const float*)m.weight, n}, m, x, n, rows, ends, team);
+    else if (m.kind == INT8) multiply(Bytes{(const int8_t*)m.weight, n}, m, x, n, rows, ends, team);
+    else if (m.kind == BFLOAT16) multiply(Halves{(const bf16*)m.weight, (n + 1) / 2 * 2}, m, x, n, rows, ends, team);
+    else {
+        const Nibbles nibbles{(const uint8_t*)m.weight, (const f16*)m.scale, n};
+        multiply(nibbles, m, for_nibbles(x, rows, n), n + n / GROUP, rows, ends, team);
+    }
 }
 
 // Only for bfloat16 weights, where the processor multiplies bfloat16.
@@ -355,7 +423,7 @@ inline void multiply(
     [[maybe_unused]] const Matrix& m, [[maybe_unused]] const bf16* x, [[maybe_unused]] long rows,
     [[maybe_unused]] const Ends& ends, [[maybe_unused]] const Team& team) {
 #if defined(__AVX512BF16__)
-    multiply(Pairs{{(const bf16*)m.weight, (m.inputs + 1) / 2 * 2}}, m, x, rows, ends, team);
+    multiply(Pairs{{(const bf16*)m.weight, (m.inputs + 1) / 2 * 2}}, m, x, m.inputs, rows, ends, team);
 #endif
 }
 

@@ -26,6 +26,10 @@ struct bf16 {
     uint16_t bits;
 };
 
+struct f16 {
+    uint16_t bits;
+};
+
 inline float to_float(float x) { return x; }
 
 inline float to_float(bf16 x) {
@@ -56,6 +60,21 @@ inline vec load(const bf16* from) {
     half bits;
     memcpy(&bits, from, sizeof bits);
     return vec(__builtin_convertvector(bits, uvec) << 16);
+}
+
+inline vec load(const f16* from) {  // no infinity, no NaN
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+    typedef uint16_t half __attribute__((vector_size(LANES * 2)));
+    half bits;
+    memcpy(&bits, from, sizeof bits);
+    const uvec wide = __builtin_convertvector(bits, uvec);
+    const vec size = vec((wide & 0x7fff) << 13) * 0x1p112f;  // the exponent counts from another number
+    return vec(uvec(size) | (wide & 0x8000) << 16);
+#endif
 }
 
 inline vec load(const int8_t* from) {
