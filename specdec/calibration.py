@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from itertools import product
 from math import exp, log
@@ -105,25 +106,36 @@ def forward_seconds(seconds: Mapping[Point, float], width: int, rows: int, lengt
     )
 
 
-def interpolated(known: Mapping[int, float], key: int) -> float:
-    """Return the value at ``key``: linear between known keys, the smallest key's below them.
+class Polyline:
+    """Values by integer key: linear between known keys, the smallest key's below them.
 
     Above them the line through the smallest and the largest goes on, unless it falls; a single value stays as it is.
+    ``known`` must not be empty, and is not to change afterwards.
 
-    Example: ``interpolated({1: 1.0, 5: 3.0}, 3)`` is 2.0.
+    Example: ``Polyline({1: 1.0, 5: 3.0}).at(3)`` is 2.0.
     """
-    if key in known:
-        return known[key]
-    keys = sorted(known)
-    below = [one for one in keys if one < key]
-    above = [one for one in keys if one > key]
-    if not below:
-        return known[above[0]]
-    low = below[-1]
-    if above:
-        share = (key - low) / (above[0] - low)
-        return (1 - share) * known[low] + share * known[above[0]]
-    first = below[0]
-    if first == low:
-        return known[low]
-    return known[low] + max(0.0, (known[low] - known[first]) / (low - first)) * (key - low)
+
+    def __init__(self, known: Mapping[int, float]) -> None:
+        self._known, self._keys = known, sorted(known)
+
+    def at(self, key: int) -> float:
+        """The value at ``key``."""
+        known, keys = self._known, self._keys
+        if key in known:
+            return known[key]
+        place = bisect_left(keys, key)
+        if place == 0:
+            return known[keys[0]]
+        low = keys[place - 1]
+        if place < len(keys):
+            share = (key - low) / (keys[place] - low)
+            return (1 - share) * known[low] + share * known[keys[place]]
+        first = keys[0]
+        if first == low:
+            return known[low]
+        return known[low] + max(0.0, (known[low] - known[first]) / (low - first)) * (key - low)
+
+
+def interpolated(known: Mapping[int, float], key: int) -> float:
+    """Return the value of one key: see ``Polyline``, which answers for several of them sooner."""
+    return Polyline(known).at(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from specdec.calibration import interpolated
+from specdec.calibration import Polyline
 from specdec.interfaces import Env
 
 
@@ -26,11 +26,11 @@ class CalibratedCosts:
         self.half = self.length = env.max_length // 2
 
         @cache
-        def at_lengths(width: int, rows: int) -> dict[int, float]:
-            return {length: env.calibration.forward(width, rows, length) for length in lengths}
+        def at_lengths(width: int, rows: int) -> Polyline:
+            return Polyline({length: env.calibration.forward(width, rows, length) for length in lengths})
 
         self._at_lengths = at_lengths
 
     def at(self, width: int, rows: int) -> float:
         """Seconds for ``width`` slots of ``rows`` rows."""
-        return interpolated(self._at_lengths(width, rows), self.length)
+        return self._at_lengths(width, rows).at(self.length)

@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from specdec.calibration import interpolated
+from specdec.calibration import Polyline
 
 KEEP = 0.85
 """Factor by which a new observation reduces the weight of the older ones: about the last seven count."""
@@ -157,7 +157,8 @@ class Times:
 
     def __init__(self, proportional: bool = False) -> None:
         self._seen: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}  # kept, because every step asks for all of them several times
+        self._medians: dict[int, float] = {}
+        self._line: Polyline | None = None  # kept, because every step asks for many keys
         self._proportional = proportional
 
     def seen(self, key: int, seconds: float) -> None:
@@ -165,6 +166,7 @@ class Times:
         measured = self._seen.setdefault(key, deque(maxlen=9))
         measured.append(seconds)
         self._medians[key] = median(measured)
+        self._line = Polyline(self._medians)
 
     def at(self, key: int) -> float:
         """Seconds for ``key``; 0 before the first measurement."""
@@ -173,7 +175,7 @@ class Times:
             return known[min(known)] * key / min(known)
         if len(known) == 1 and key > max(known) > 0:
             return next(iter(known.values())) * key / max(known)  # the cost of one proposal, until others are known
-        return interpolated(known, key) if known else 0.0
+        return self._line.at(key) if self._line else 0.0
 
 
 def step_seconds(
@@ -191,11 +193,12 @@ def step_seconds(
 
     Example: ``step_seconds([0.5], lambda w: 1.0 * w, lambda k: 0.1 * k, lambda k: 0.0)`` is ``[1.0, 1.6]``.
     """
-    out, forward = [verify(1) + draft(0) + rest(0)], verify(1)
+    each = [verify(width) for width in range(1, len(made) + 2)]
+    out, forward, after = [each[0] + draft(0) + rest(0)], each[0], rest(1)
     for k, asked in enumerate(made, 1):
         # One more slot, weighted by the chance that a k-th proposal is made.
-        forward += asked * max(0.0, verify(k + 1) - verify(k))
-        out.append(forward + draft(k) + rest(1))
+        forward += asked * max(0.0, each[k] - each[k - 1])
+        out.append(forward + draft(k) + after)
     return out
 
 
