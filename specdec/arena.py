@@ -95,9 +95,7 @@ class Plan:
         """The cells that one layer writes, and the mask of the cells that it sees."""
         arena, shape = self.arena, self.arena.layers[layer]
         span, masks = shape.span, self.chunk_mask if shape.chunked else self.mask
-        keys, values = arena.keys[layer], arena.values[layer]
-        if self.rows != slice(0, len(keys)):
-            keys, values = keys[self.rows], values[self.rows]
+        keys, values = arena.of_rows(self.rows)[layer]
         return Cells(keys, values, self.cells[span], masks[span], self.used if span is None else None)
 
 
@@ -180,6 +178,7 @@ class Arena:
             first = self.layers[:place].count(shape) * shape.heads
             self.keys.append(made[shape].keys[:, first : first + shape.heads])
             self.values.append(made[shape].values[:, first : first + shape.heads])
+        self._viewed: tuple[slice, list[tuple[Tensor, Tensor]]] | None = None
         self.committed = torch.zeros(rows, dtype=torch.int64, device=device)
         self.states = StateRings(states, rows=rows, window=kept_window, device=device)
         self.allocations = 2 * len(self.stacks) + 1 + len(states)
@@ -188,6 +187,13 @@ class Arena:
     def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
         """Bytes that one cell takes over all layers."""
         return sum(2 * layer.heads * layer.head_dim for layer in layers) * dtype.itemsize
+
+    def of_rows(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [B, heads, capacity, head_dim] of some rows, by layer: views, made anew for other rows."""
+        if self._viewed is None or self._viewed[0] != rows:
+            pairs = zip(self.keys, self.values, strict=True)
+            self._viewed = rows, [(keys[rows], values[rows]) for keys, values in pairs]
+        return self._viewed[1]
 
     @property
     def row_bytes(self) -> int:

@@ -113,6 +113,7 @@ class Engine:
         self.max_rows, self.max_length = max_rows, max_length
         self.max_window = 1 if draft is None else controller.max_k + 1
         self.arena = target.arena(max_rows, max_length, self.max_window)
+        self._moved_bytes = self.arena.bytes_per_token(target.layers, target.dtype), self.arena.states.state_bytes
         self.rows = Rows(max_rows, max_length + self.max_window, target.vocabulary, target.device)
         self.trace: Tracer | None = None
         self._host = HostCopy(target.device)
@@ -417,7 +418,7 @@ class Engine:
     ) -> tuple[RowStep, ...]:
         """The host side of a step: cut the output at stops and count; ``told`` has the bits of the confidence."""
         stats, counts, now = self.stats, self.stats.counts, time.perf_counter()
-        cell, state = self.arena.bytes_per_token(self.arena.layers, self.target.dtype), self.arena.states.state_bytes
+        cell, state = self._moved_bytes
         asked = each_k(stats.chosen[-1] if stats.chosen else 0, len(read))
         sure = [()] * len(read) if told is None else confidence_read(told, read[:, 1 - TAIL], type(self.draft).__name__)
         each = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from weakref import WeakKeyDictionary
@@ -37,12 +38,16 @@ LEVELS: dict[str, dict[str, str]] = {
 """Each level's instruction sets, by torch's names and by the compiler's; the best level first."""
 
 CODE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # enum Kind of packed.h
+LEAST = {torch.float32: 0xFF80 << 16, torch.bfloat16: 0xFF80, torch.float16: 0xFC00, torch.float64: 0xFFF0 << 48}
+"""The bits of -inf."""
+
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 SIGNATURES = {
     "linear": [_INT, *[_POINTER] * 3, _INT, _INT, *[_POINTER] * 2, *[_LONG] * 3, _INT],
     "rms_norm": [_INT, *[_POINTER] * 3, _LONG, _LONG, _FLOAT, _FLOAT, _INT],
     "rotary": [_INT, *[_POINTER] * 6, *[_LONG] * 12],
     "silu_mul": [_INT, *[_POINTER] * 3, *[_LONG] * 4, _INT],
+    "kv_plan": [*[_POINTER] * 6, _LONG, ctypes.c_uint64, *[_LONG] * 6],
     "kv_append": [*[_POINTER] * 5, *[_LONG] * 17],
     "kv_compact": [*[_POINTER] * 4, *[_LONG] * 11],
     "tree_attention": [_INT, *[_POINTER] * 6, *[_LONG] * 17, _FLOAT, _FLOAT, _INT],
@@ -51,6 +56,7 @@ SIGNATURES = {
     "sample": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
     "verify_prefix": [*[_POINTER] * 7, _LONG, _LONG],
     "rejection_sample": [*[_POINTER] * 10, *[_LONG] * 3, _INT],
+    "emit": [*[_POINTER] * 9, *[_LONG] * 5],
 }
 """The argument types of each op's function in C++."""
 
@@ -189,7 +195,10 @@ class Cpu(Reference):
     devices = ("cpu",)
     own_threads = True
     row_invariant = frozenset(
-        ("linear", "rms_norm", "rotary", "silu_mul", "kv_append", "kv_compact", "tree_attention", "decoder_layers")
+        (
+            *("linear", "rms_norm", "rotary", "silu_mul", "decoder_layers"),
+            *("kv_plan", "kv_append", "kv_compact", "tree_attention"),
+        )
     )
 
     def __init__(self, level: str = "auto", pack: bool = True) -> None:
@@ -314,6 +323,39 @@ class Cpu(Reference):
         )
         return y
 
+    def kv_plan(
+        self,
+        window: Window,
+        committed: Tensor,
+        span: int | None,
+        capacity: int,
+        look: int,
+        limit: int | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One call in place of some forty operations of torch."""
+        parents, committed = window.parents.contiguous(), committed.contiguous()
+        rows, width = parents.shape
+        depth, position, cells = parents.new_empty((3, rows, width))
+        mask = torch.empty((rows, 1, width, look), dtype=dtype)
+        self._lib.specdec_kv_plan(
+            parents.data_ptr(),
+            committed.data_ptr(),
+            depth.data_ptr(),
+            position.data_ptr(),
+            cells.data_ptr(),
+            mask.data_ptr(),
+            dtype.itemsize,
+            LEAST[dtype],
+            rows,
+            width,
+            span or 0,
+            capacity,
+            look,
+            limit or 0,
+        )
+        return depth, position, cells, mask
+
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
         """Copies whole head vectors, of any dtype."""
         rows, heads, width, size = new_keys.shape
@@ -396,39 +438,42 @@ class Cpu(Reference):
         self, x: Tensor, layers: Sequence[DecoderWeights], turn: tuple[Tensor, Tensor], at: Sequence[Cells]
     ) -> Tensor:
         """The same ops in one parallel region: see csrc/layer.cpp."""
-        for layer in layers:
-            if layer not in self._layers:
-                self._layers[layer] = Described(layer)
         x, (cos, sin) = x.contiguous(), (angle.contiguous() for angle in turn)
-        index = [one.cells.contiguous() for one in at]
         y = torch.empty_like(x)
         rows, width, _ = x.shape
-        cells = [
-            ArenaCells(
-                one.keys.data_ptr(),
-                one.values.data_ptr(),
-                own.data_ptr(),
-                one.mask.data_ptr(),
-                one.mask.shape[3],
-                one.keys.stride()[:3],
-                one.values.stride()[:3],
-                (one.mask.stride(0), one.mask.stride(2)),
+        described = [self._described(layer) for layer in layers]
+        # The members of ArenaCells as bare numbers: structs and their arrays would take longer than a layer's norms.
+        words, index, last = array("q"), list[Tensor](), None
+        for one in at:
+            if last is None or one.cells is not last.cells or one.mask is not last.mask:
+                last, own = one, one.cells.contiguous()
+                index.append(own)
+                seen = own.data_ptr(), one.mask.data_ptr(), one.mask.shape[3]
+                strides = one.mask.stride(0), one.mask.stride(2)
+            keys, values = one.keys, one.values
+            words.extend(
+                (keys.data_ptr(), values.data_ptr(), *seen, *keys.stride()[:3], *values.stride()[:3], *strides)
             )
-            for one, own in zip(at, index, strict=True)
-        ]
+        cells = (ArenaCells * len(at)).from_buffer(words)
         self._lib.specdec_decoder_layers(
-            (_POINTER * len(layers))(*(self._layers[layer].address for layer in layers)),
+            (_POINTER * len(layers))(*(layer.address for layer in described)),
             len(layers),
             CODE[x.dtype],
             x.data_ptr(),
             y.data_ptr(),
             ctypes.byref(Turn(cos.data_ptr(), sin.data_ptr(), width * layers[0].head_dim if cos.shape[0] > 1 else 0)),
-            (ArenaCells * len(cells))(*cells),
+            cells,
             rows,
             width,
             kernel_threads(),
         )
         return y
+
+    def _described(self, layer: DecoderWeights) -> Described:
+        found = self._layers.get(layer)
+        if found is None:
+            found = self._layers[layer] = Described(layer)
+        return found
 
     def process(self, logits: Tensor, params: StackedParams, paths: Tensor | None) -> Tensor:
         """One pass over the logits of a slot, without a sort of the vocabulary: see csrc/process.cpp."""
@@ -530,6 +575,29 @@ class Cpu(Reference):
         )
         return Verdict(path, accepted, following)
 
+    def emit(self, window: Window, verdict: Verdict, tokens: Tensor, length: Tensor) -> Tensor:
+        """A walk over each row's path."""
+        given = (window.tokens, window.depth, window.width, verdict.path, verdict.num_accepted, verdict.next, length)
+        proposed, depth, width, path, accepted, following, length = (t.contiguous() for t in given)
+        rows, steps = path.shape
+        packed = path.new_empty((rows, steps + 4))
+        self._lib.specdec_emit(
+            proposed.data_ptr(),
+            depth.data_ptr(),
+            width.data_ptr(),
+            path.data_ptr(),
+            accepted.data_ptr(),
+            following.data_ptr(),
+            length.data_ptr(),
+            tokens.data_ptr(),
+            packed.data_ptr(),
+            rows,
+            proposed.shape[1],
+            steps,
+            *tokens.stride(),
+        )
+        return packed
+
 
 def _fits_attention(query: Tensor, keys: Tensor, *sinks: Tensor) -> bool:
     dense = query.stride(3) == keys.stride(3) == 1
@@ -550,6 +618,7 @@ _FITS: dict[str, Callable[..., bool]] = {
     "rms_norm": lambda x: x.dtype in _WIDE,
     "rotary": _fits_rotary,
     "silu_mul": lambda gate: gate.dtype in _WIDE and gate.stride(-1) == 1 and gate.numel() >= LEAST_SILU,
+    "kv_plan": lambda committed: True,
     "kv_append": _fits_append,
     "kv_compact": lambda keys: keys.stride(3) == 1,
     "tree_attention": _fits_attention,
@@ -558,6 +627,7 @@ _FITS: dict[str, Callable[..., bool]] = {
     "sample": lambda logits: logits.dtype == torch.float32,
     "verify_prefix": lambda choices: True,
     "rejection_sample": lambda distribution: distribution.dtype == torch.float32,
+    "emit": lambda tokens: True,
 }
 """The condition of each op on its deciding tensors, given that they are on the CPU."""
 

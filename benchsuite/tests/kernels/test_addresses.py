@@ -53,6 +53,9 @@ namespace in_process {
 namespace in_verify {
 #include "verify.cpp"
 }
+namespace in_window {
+#include "window.cpp"
+}
 
 uint64_t state = 1;
 
@@ -83,7 +86,7 @@ struct Made {
         const long even = (inputs + 1) / 2 * 2, halves[] = {8 * inputs, 4 * even, 2 * inputs, inputs};
         weight = std::vector<char>(places * halves[kind] / 2);
         if (kind == INT8) scale = numbers<float>(outputs);
-        if (kind == INT4) scale = numbers<float>(places * inputs / 32 * 2);
+        if (kind == INT4) scale = numbers<float>(places * inputs / 32);  // twice as many halves
         matrix = {weight.data(), kind >= INT8 ? scale.data() : nullptr, bias.data(), kind, inputs, outputs};
     }
 };
@@ -158,6 +161,30 @@ void moved(long item) {
         cells * size, size, heads * cells * size, cells * size, size);
 }
 
+template <class T>
+void planned(long batch, long width, long span, long capacity, long look) {
+    std::vector<int64_t> parents(batch * width), committed(batch), depths(parents), positions(parents), cells(parents);
+    for (long i = 0; i < batch * width; i++) parents[i] = i % width ? word() % (i % width) : -1;
+    for (long b = 0; b < batch; b++) committed[b] = b * (span ? 2 * capacity : look - width);
+    std::vector<T> mask(batch * width * look);
+    in_window::specdec_kv_plan(
+        parents.data(), committed.data(), depths.data(), positions.data(), cells.data(), mask.data(), sizeof(T), 1,
+        batch, width, span, capacity, look, 9);
+    for (long steps : {1L, width}) {
+        const long most = 3 * width;
+        const auto proposed = below(batch * width, 9), next = below(batch, 9);
+        std::vector<int64_t> accepted(batch), path(batch * steps, -1), tokens(batch * most), packed(batch * (steps + 4));
+        std::vector<int64_t> length(batch, most - steps);
+        for (long b = 0; b < batch; b++) {
+            accepted[b] = b % steps;
+            for (long i = 0; i <= accepted[b]; i++) path[b * steps + i] = i ? width - 1 : 0;
+        }
+        in_window::specdec_emit(
+            proposed.data(), depths.data(), cells.data(), path.data(), accepted.data(), next.data(), length.data(),
+            tokens.data(), packed.data(), batch, width, steps, most, 1);
+    }
+}
+
 void processed(long rows, long slots, long size, bool all, int threads) {
     std::vector<float> heat(rows), top_p(rows), min_p(rows);
     std::vector<int64_t> top_k(rows);
@@ -218,6 +245,10 @@ int main(int count, char**) {
         parts<float>(9, 8192, threads);
         drawn(1, 1, 9000, threads), drawn(4, 1, 4096, threads);
         for (long item : {1, 2, 4}) moved(item);
+        for (long width : {1, 2, 7}) {
+            planned<uint16_t>(2, width, 0, 20, 17), planned<uint32_t>(1, width, 3, 9, 9);
+            planned<uint64_t>(3, width, 11, 20, 20);
+        }
         for (long kind : {FLOAT32, BFLOAT16, INT8, INT4}) {
             for (long rows = 1; rows <= 14; rows++)
                 for (long outputs : {1, 15, 16, 33, 64}) {

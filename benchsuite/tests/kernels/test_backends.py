@@ -34,7 +34,7 @@ HERE = [
     pytest.param("cuda", "cuda", marks=[pytest.mark.cuda, pytest.mark.gpu], id="cuda"),
 ]
 NOT_TAKEN = {
-    "cpu": {"accept", "noise_keys", "block_sample", "tree_sample", "emit", "kv_plan"},
+    "cpu": {"accept", "noise_keys", "block_sample", "tree_sample"},
     "triton": {"process"},  # and products of float weights, for which torch's own are fastest
     "cuda": {
         *("process", "linear", "tree_attention", "decoder_layers"),

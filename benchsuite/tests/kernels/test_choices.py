@@ -23,7 +23,10 @@ from specdec_kernels.flex import Flex
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
 
-DECODER = {"linear", "rms_norm", "rotary", "silu_mul", "kv_append", "kv_compact", "tree_attention", "decoder_layers"}
+DECODER = {
+    *("linear", "rms_norm", "rotary", "silu_mul", "decoder_layers"),
+    *("kv_plan", "kv_append", "kv_compact", "tree_attention"),
+}
 
 
 @pytest.mark.parametrize(
@@ -231,9 +234,10 @@ CPU_TAKES: list[tuple[str, tuple[Any, ...], bool]] = [
         for op in ("process", "sample", "rejection_sample")
         for d in (torch.float32, HALF)
     ),
-    ("verify_prefix", (_of(1, 2, dtype=INT),), True),
+    *((op, (_of(1, 2, dtype=INT),), True) for op in ("verify_prefix", "emit")),
+    ("kv_plan", (_of(2, dtype=INT),), True),
     *((op, (_of(1, 2, 9),), False) for op in ("accept", "block_sample", "tree_sample")),
-    *((op, (_of(1, 2, dtype=INT),), False) for op in ("noise_keys", "emit", "kv_plan")),
+    ("noise_keys", (_of(1, 2, dtype=INT),), False),
     ("sample", (_of(1, 2, 9, device="meta"),), False),
     ("rms_norm", (_of(2, 8, device="meta"),), False),
 ]
