@@ -19,10 +19,9 @@ class Packed:
     """A copy of a matrix [N, K] as ceil(N / 16) tiles; outputs past N are 0.
 
     ``data``: float32 [T, K, 16]; bfloat16 [T, ceil(K / 2), 16, 2], two inputs of an output side by side; int8
-    [T, K, 16]; 4 bits, uint8 [T, K / 8, 16, 4], eight inputs of an output side by side, the first of two in the low four
-    bits of their byte. ``scale``: None for floats,
-    float32 [T * 16] for int8, float16 [T, K / 32, 2, 16] for 4 bits: the scales of a group of 32 inputs, then its
-    offsets.
+    [T, K, 16]; 4 bits, uint8 [T, K / 8, 16, 4], eight inputs of an output side by side, the first of two in the low
+    four bits of their byte. ``scale``: None for floats, float32 [T * 16] for int8, float16 [T, K / 32, 2, 16] for 4
+    bits: the scales of a group of 32 inputs, then its offsets.
     ``shape``: (N, K).
 
     Example: ``Packed.of(torch.randn(20, 64)).data.shape`` is ``[2, 64, 16]``.

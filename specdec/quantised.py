@@ -48,8 +48,8 @@ class Quantised:
         low, high = groups.amin(dim=2, keepdim=True), groups.amax(dim=2, keepdim=True)
         if not (largest := float(wide.abs().max())) <= MOST:
             raise SpecdecError(
-                f"a weight of {largest:g} cannot be put into int4, whose scales and offsets are float16, up to {MOST:g}; "
-                "use int8"
+                f"a weight of {largest:g} cannot be put into int4, whose scales and offsets are float16, up to "
+                f"{MOST:g}; use int8"
             )
         scale, low = ((high - low) / 15).half().float(), low.half().float()
         codes = ((groups - low) / scale.clamp(min=1e-30)).round().clamp(0, 15).to(torch.uint8)

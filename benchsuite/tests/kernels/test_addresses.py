@@ -173,8 +173,8 @@ void planned(long batch, long width, long span, long capacity, long look) {
     for (long steps : {1L, width}) {
         const long most = 3 * width;
         const auto proposed = below(batch * width, 9), next = below(batch, 9);
-        std::vector<int64_t> accepted(batch), path(batch * steps, -1), tokens(batch * most), packed(batch * (steps + 4));
-        std::vector<int64_t> length(batch, most - steps);
+        std::vector<int64_t> accepted(batch), path(batch * steps, -1), length(batch, most - steps);
+        std::vector<int64_t> tokens(batch * most), packed(batch * (steps + 4));
         for (long b = 0; b < batch; b++) {
             accepted[b] = b % steps;
             for (long i = 0; i <= accepted[b]; i++) path[b * steps + i] = i ? width - 1 : 0;

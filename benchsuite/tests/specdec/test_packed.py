@@ -87,7 +87,7 @@ def test_four_bits_refuse_what_their_scales_cannot_hold() -> None:
     assert Quantised.of(weight, 4).dequantise()[1, 3] == -65_504.0
     for wrong in (70_000.0, float("inf"), float("nan")):
         weight[1, 3] = wrong
-        with pytest.raises(SpecdecError, match=f"a weight of {wrong:g} cannot be put into int4.* up to 65504; use int8"):
+        with pytest.raises(SpecdecError, match=f"a weight of {wrong:g} cannot be put into int4.* up to 65504; use"):
             Quantised.of(weight, 4)
 
 
