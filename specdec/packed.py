@@ -81,4 +81,4 @@ Weight = Tensor | Quantised | Packed
 def _tiles(matrix: Tensor) -> Tensor:
     """[N, K, …] as [T, K, 16, …]."""
     missing = matrix.new_zeros(-len(matrix) % TILE, *matrix.shape[1:])
-    return torch.cat([matrix, missing]).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
+    return torch.cat([matrix, missing]).view(-1, TILE, *matrix.shape[1:]).transpose(1, 2).contiguous()

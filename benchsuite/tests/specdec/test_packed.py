@@ -59,14 +59,14 @@ def test_four_bits_are_sixteen_steps_of_each_group_of_32_two_inputs_in_a_byte() 
     for row in range(4):
         for group in range(3):
             numbers = weight[row, 32 * group : 32 * group + 32].numpy()
-            low = np.float32(np.float16(numbers.min()))
-            step = np.float32(np.float16((numbers.max() - numbers.min()) / np.float32(15)))
+            low = float(np.float16(numbers.min()))
+            step = float(np.float16((numbers.max() - numbers.min()) / np.float32(15)))
             codes = [int(np.clip(np.round((number - low) / max(step, 1e-30)), 0, 15)) for number in numbers]
             assert (float(found.offset[row, group]), float(found.scale[row, group])) == (low, step)
             held = found.codes[row, 16 * group : 16 * group + 16].tolist()
             assert held == [codes[place] + 16 * codes[place + 16] for place in range(16)]
             assert {0, 15} <= set(codes) or set(codes) == {0}
-            expected = [float(np.float32(code) * step + low) for code in codes]
+            expected = [code * step + low for code in codes]
             assert floats[row, 32 * group : 32 * group + 32].tolist() == pytest.approx(expected, rel=1e-6, abs=0)
     assert (found.bits, found.shape, found.nbytes) == (4, (4, 96), 4 * 48 + 2 * 4 * 4 * 3)
     assert all(type(size) is int for size in found.shape)
