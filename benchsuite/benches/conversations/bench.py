@@ -10,7 +10,7 @@ from typing import Any
 
 from benchsuite.benches.conversations.over_http import common_tokens, replay_over_http, turn_ask
 from benchsuite.benches.conversations.over_queue import ChatRendering, QueueReplay, longest_prompt
-from benchsuite.benches.conversations.progress import AnsweredTurn, Nonces, Prefix, ConversationProgress, ReplayedBlock
+from benchsuite.benches.conversations.progress import AnsweredTurn, ConversationProgress, Nonces, Prefix, ReplayedBlock
 from benchsuite.benches.conversations.prompt_cache import PrefixFinding, cached_prompt, prefix_finding
 from benchsuite.benches.conversations.turn_figures import TurnFigures, turn_figures
 from benchsuite.benches.load.bench import PLAIN, WARM, arm_names

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count, groupby
 from typing import Any
 
-from benchsuite.benches.conversations.progress import AnsweredTurn, Prefix, ConversationProgress, with_nonce
+from benchsuite.benches.conversations.progress import AnsweredTurn, ConversationProgress, Prefix, with_nonce
 from benchsuite.benches.load.served_queue import TOKEN_IDS
 from benchsuite.benches.serving.load import Sent
 from benchsuite.measure.conversations.form import ChatMessage, ConversationTurn

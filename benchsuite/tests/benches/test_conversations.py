@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from benchsuite.benches.conversations.bench import ENDPOINT, ConversationBench, ConversationPlan, EngineRows
 from benchsuite.benches.conversations.over_http import turn_ask
 from benchsuite.benches.conversations.over_queue import ChatRendering
-from benchsuite.benches.conversations.progress import Nonces, Prefix, ConversationProgress
+from benchsuite.benches.conversations.progress import ConversationProgress, Nonces, Prefix
 from benchsuite.benches.conversations.prompt_cache import cached_prompt
 from benchsuite.benches.serving.load import Sent
 from benchsuite.measure.arms import Arm, Setting
