@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import torch
 
+from benchsuite.benches.conversations.over_queue import ChatRendering
 from specdec.assembly import Assembly
 from specdec.catalog import end_tokens
 from specdec.engine import Engine
@@ -95,7 +96,7 @@ class OurServer:
         """The objects of an answer, token by token; the last one has the usage."""
         tokenizer: Any = self.engine.tokenizer
         if chat:
-            ids = tokenizer.apply_chat_template(asked["messages"], add_generation_prompt=True, return_dict=False)
+            ids = [*ChatRendering(tokenizer).ids(asked["messages"], asked.get("tools") or ())]
         else:
             given = asked["prompt"]
             ids = given if isinstance(given, list) else tokenizer(given)["input_ids"]
@@ -121,12 +122,15 @@ class OurServer:
         yield {"object": "text_completion", "model": MODEL, "choices": [], "usage": used}
 
     def _cached(self, ids: list[int]) -> tuple[int, int | None]:
-        """How many tokens of a prompt the text that has most of it left, and which request's it is."""
+        """How many tokens of a prompt the text that has most of it left, and which request's it is.
+
+        A text is gone when another one goes on from it, which must have half of it.
+        """
         kept, hidden = self.engine.kept, bool(self.engine.queue.taps)
         self.engine.drop([*kept][:-KEPT])
-        found = [(one.usable(tuple(ids), hidden), number) for number, one in kept.items()]
-        most, before = max(found, default=(0, None))
-        return most, before if most else None
+        shared = {number: one.usable(tuple(ids), hidden) for number, one in kept.items()}
+        before = max((n for n in kept if 2 * shared[n] >= len(kept[n].tokens)), key=lambda n: shared[n], default=None)
+        return (0, None) if before is None else (shared[before], before)
 
     def _decoded(
         self, ids: list[int], asked: dict[str, Any], most: int, wanted: int | None, before: int | None

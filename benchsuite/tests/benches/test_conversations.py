@@ -31,7 +31,9 @@ from benchsuite.report.conversations import conversations_document, turns_table,
 from benchsuite.report.renderers import terminal
 from benchsuite.tests import prefix_servers
 from benchsuite.tests.made_up_servers import MadeUpServer, MadeUpServers, made_up_reply
+from benchsuite.tests.our_server import OurServer
 from benchsuite.tests.prefix_servers import PrefixServer
+from benchsuite.tests.rig import Make
 from specdec import SpecdecError, catalog
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.named import Endpoint
@@ -278,6 +280,35 @@ def test_a_trace_is_asked_of_a_server_when_it_is_due() -> None:
     asked = [one for one in server.asked if one.max_tokens > 1]
     heads = {one.messages[0]["content"].partition("\n")[0] for one in asked}
     assert len(heads) == 4, "one for each replay"
+
+
+def test_a_server_with_a_cache_of_prefixes_is_warm_where_it_says_so(assemble: Make) -> None:
+    """Over HTTP, with a recorded call of a tool in the second conversation's first turn."""
+    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = (
+        {"role": "user", "content": "Look"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "blue"},
+    )
+    asked = ConversationTurn(({"role": "user", "content": "And now?"},))
+    with OurServer(assemble(max_length=1024).engine(None, k=0), prefix_cache=True) as server:
+        plan = ConversationPlan(
+            (talk(0, 3, 4), Conversation("tools", "made up", (ConversationTurn(said), asked))),
+            (Endpoint("ours", server.url),),
+            Ask("", 4, chat=True),
+            1,
+            BOTH,
+        )
+        bench = ConversationBench(plan)
+        rows = {(one.row, one.prefix, one.turn): one for one in bench.measure()}
+    for name in bench.families[0]:
+        assert rows[name, Prefix.WARM, "all"].served.failed == {}
+        assert bench.findings()[name].lines == ()
+        assert bench.findings()[name].refused == ""
+        assert rows[name, Prefix.WARM, "1"].prompt == rows[name, Prefix.COLD, "1"].prompt
+        for turn in "23":
+            warm, cold = (rows[name, prefix, turn] for prefix in BOTH)
+            assert (warm.cached or 0) > (bench.common[bench.families[0][0]] or 0) > (cold.cached or 0)
 
 
 SETTING = Setting("tiny", "auto", "cpu", "auto", 1, "chat")
