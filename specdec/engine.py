@@ -138,7 +138,7 @@ class Engine:
         self._refuse(requests, taken=())
         self._begin()
         self.rows.clear()
-        self._take(requests)
+        self._take(requests, closed=True)
         while self.rows.live:
             self.step()
         if self._lockstep:
@@ -149,9 +149,10 @@ class Engine:
         self.stats.ops = self.ops.ran() - self._ops_before
         return [self.finished[request.id] for request in requests]
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[Request], closed: bool = False) -> None:
         """Append requests to the queue. As many as there are free rows are prefilled now; each call of ``step`` then
-        decodes the live rows (``rows.live``) and fills the rows that become free.
+        decodes the live rows (``rows.live``) and fills the rows that become free. ``closed``: no further requests come
+        before these have ended, which a controller may use; it changes no output.
 
         Raises SpecdecError, before anything is prefilled, for an empty prompt, a prompt longer than ``max_length`` or
         the model allows, token ids outside the vocabulary, or an id that another request of the run has.
@@ -160,7 +161,7 @@ class Engine:
         ``engine.finished[0].tokens`` are its tokens. The counters of ops and of the draft are added by ``run`` alone.
         """
         self._refuse(requests, taken=self.queue.ids)
-        self._take(requests)
+        self._take(requests, closed)
 
     def stream(self, requests: Sequence[Request]) -> Generator[StreamedToken, None, None]:
         """Submit requests; returns a generator of their tokens as they are committed, those of a step row by row.
@@ -242,7 +243,8 @@ class Engine:
             stream.difference_update(gone)
 
     @torch.inference_mode()
-    def _take(self, requests: Sequence[Request]) -> None:
+    def _take(self, requests: Sequence[Request], closed: bool = False) -> None:
+        self.stats.closed = closed
         if self._lockstep:
             self._lockstep.begin(requests)
         self.queue.submit(requests, time.perf_counter())

@@ -36,7 +36,7 @@ class SteppedRun:
         """Prefill the requests; there must be a row for each."""
         start = time.perf_counter()
         self.engine.run([])
-        self.engine.submit(self.requests)
+        self.engine.submit(self.requests, closed=True)
         synchronize(self.engine.target.device)
         self.begun_s = time.perf_counter() - start
 

@@ -6,6 +6,7 @@ import itertools
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -28,6 +29,7 @@ from specdec_plugins.forecast import (
     fastest_k,
     fastest_of_rows,
     goodputs,
+    speeds_to_the_end,
     step_seconds,
     worth_of_rows,
 )
@@ -324,13 +326,13 @@ def test_a_row_that_saves_nothing_still_gets_slots_that_cost_nothing() -> None:
 class ClosedBatch(UnlikeRows):
     """A batch whose rows leave when they have emitted their tokens; a forward is cheaper with fewer rows.
 
-    ``waiting``: what controllers are told of requests that wait, of which there are none.
+    ``closed``: whether controllers are told that no request comes, as is the case.
     """
 
-    def __init__(self, chances: dict[int, float], tokens: int, waiting: int, seed: int) -> None:
-        super().__init__(chances, slope=0.5, seed=seed)
+    def __init__(self, chances: dict[int, float], tokens: int, closed: bool, seed: int, slope: float = 0.5) -> None:
+        super().__init__(chances, slope, seed=seed)
         self.left = dict.fromkeys(chances, tokens)
-        self.stats.waiting = waiting
+        self.stats.closed = closed
 
     def forward(self, width: int) -> float:
         return (1 + self.slope * (width - 1)) * (0.5 + 0.5 * self.stats.batch / len(self.chances))
@@ -361,14 +363,58 @@ def test_a_batch_that_nobody_waits_for_ends_sooner_where_it_is_known_which_row_i
     """Six rows copy and two do not, over 30 seeds: beside the same controller that takes all tokens to be worth the
     same, as they are while requests wait."""
     chances = {0: 0.05, 1: 0.05, **dict.fromkeys(range(2, 8), 0.75)}
-    seconds = {
-        waiting: [
-            batch.seconds(Budget(batch.env(), maximum=MOST))
-            for batch in (ClosedBatch(chances, 32, waiting, seed) for seed in range(30))
-        ]
-        for waiting in (0, 1)
-    }
-    assert sum(seconds[0]) < 0.97 * sum(seconds[1]), {waiting: sum(some) for waiting, some in seconds.items()}
+    told, untold = (seconds_of_batches(chances, closed) for closed in (True, False))
+    assert told < 0.97 * untold, (told, untold)
+
+
+def seconds_of_batches(chances: dict[int, float], closed: bool, slope: float = 0.5, maximum: int = MOST) -> float:
+    """The seconds of 30 closed batches of 32 tokens a row, each with a controller that begins anew."""
+    batches = [ClosedBatch(chances, 32, closed, seed, slope) for seed in range(30)]
+    return sum(batch.seconds(Budget(batch.env(), maximum=maximum)) for batch in batches)
+
+
+@pytest.mark.parametrize("slope", [0.25, 0.35, 0.5])
+@pytest.mark.parametrize(
+    "chances", [[0.5] * 8, [0.3] * 8, [0.0] * 8, [0.9, *[0.0] * 7], [*[0.9] * 7, 0.0], [0.9, 0.0] * 4]
+)
+def test_a_closed_batch_is_never_far_behind_plain(chances: list[float], slope: float) -> None:
+    """Eight rows that begin without knowledge, of which plain decoding takes 32 steps together."""
+    of_requests = dict(enumerate(chances))
+    plain, ours = (seconds_of_batches(of_requests, True, slope, maximum) for maximum in (0, MOST))
+    assert ours <= plain / 0.97
+
+
+@pytest.mark.parametrize("rows", [2, 4, 8])
+@pytest.mark.parametrize("chance", [0.2, 0.5, 0.8])
+def test_the_time_to_the_end_of_all_is_that_of_batches_drawn_step_by_step(rows: int, chance: float) -> None:
+    """Of rows with 24 and 31 tokens left, at K = 0 and 1, of which one row alone is faster with 1: 2000 draws."""
+    dice, left = np.random.default_rng(5), [24, *[31] * (rows - 1)]
+    alone, together = [1.0, 1.02], [1.0 + 0.05 * rows, 1.02 + 0.1 * rows]
+    found = speeds_to_the_end(left, [[chance]] * rows, [(0,) * rows, (1,) * rows], alone, together)
+    ends = np.empty((2000, rows))
+    for row, tokens in enumerate(left):
+        emitted = np.cumsum(1 + (dice.random((2000, 31)) < chance), axis=1)
+        ends[:, row] = 1 + (emitted < tokens).sum(1)
+    more = (together[1] - alone[1]) / (rows - 1)
+    seconds = ((alone[1] - more) * ends.max(1) + more * ends.sum(1)).mean()
+    assert found[1] == pytest.approx(sum(left) / rows / seconds, rel=0.04)
+    more = (together[0] - alone[0]) / (rows - 1)
+    plain = (alone[0] - more) * max(left) + more * sum(left)
+    assert found[0] >= sum(left) / rows / plain * 0.98, "and no slower than plain, whose last row may change to K = 1"
+
+
+def test_rows_that_end_apart_take_longer_than_rows_of_the_same_speed_that_end_together() -> None:
+    """A proposal kept by chance, and as many tokens a step for certain: a depth that is always kept, every second
+    slot of which costs as much. What is uncertain ends later, the more rows there are."""
+    seconds = [1.0, 1.0]
+    certain, chancy = ([[chance]] * 8 for chance in (1.0, 0.5))
+    ks = [(0,) * 8, (1,) * 8]
+    sure = speeds_to_the_end([30] * 8, certain, ks, seconds, seconds)[1]
+    doubtful = speeds_to_the_end([30] * 8, chancy, ks, seconds, seconds)[1]
+    assert sure == pytest.approx(2.0, rel=0.03)
+    assert 1.3 < doubtful < 1.45, "1.5 without the wait for the last row"
+    few = speeds_to_the_end([30] * 2, [[0.5]] * 2, [(0, 0), (1, 1)], seconds, seconds)[1]
+    assert doubtful < few < 1.5
 
 
 def test_a_drafts_confidence_counts_as_far_as_it_has_come_true() -> None:

@@ -551,15 +551,17 @@ def test_goodput_learns_from_a_step_what_was_kept_made_and_spent(monkeypatch: py
 
 def test_chances_are_running_shares_with_the_depth_before_as_their_prior() -> None:
     chances = Chances(hope=0.5)
-    assert chances.reached(3) == [0.5, 0.25, 0.125]
+    # The mean of a beta distribution of weight 6, in which each depth that was reached is one more hit.
+    assert chances.reached(3) == pytest.approx([3 / 6, 3 / 6 * 4 / 7, 3 / 6 * 4 / 7 * 5 / 8])
     chances.seen(2, 1.0, 1.0)
     # Depth 1 has no observation, and depth 2 one hit of one try beside the prior of three.
-    assert chances.reached(3) == pytest.approx([0.5, 0.5 * 0.625, 0.5 * 0.625 * 0.625])
+    second = (1 + 3 * 4 / 7) / (1 + 3)
+    assert chances.reached(3) == pytest.approx([0.5, 0.5 * second, 0.5 * second * (7 * second + 1) / 8])
     chances.seen(2, 0.0, 1.0)
-    second = (0.85 + 1.5) / (1.85 + 3)
+    second = (0.85 + 3 * 4 / 7) / (1.85 + 3)
     assert chances.reached(2) == pytest.approx([0.5, 0.5 * second])
     chances.faded(0.5)
-    second = (0.425 + 1.5) / (0.925 + 3)
+    second = (0.425 + 3 * 4 / 7) / (0.925 + 3)
     assert chances.reached(2) == pytest.approx([0.5, 0.5 * second])
     chances.seen(1, 0.0, 1.0)
     prior = 3 * 0.95  # it fades with every observation of depth 1

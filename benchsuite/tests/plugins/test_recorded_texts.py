@@ -64,7 +64,7 @@ def speed(draft: str, text: str, rows: int, tokens: int, controller: Callable[[]
 @pytest.mark.parametrize("rows", slow_after(1, [1, 4]))
 @pytest.mark.parametrize("draft", slow_after(1, ["ngram", "suffix", "hybrid", "eagle", "hybrid+eagle"]))
 def test_goodput_misses_little_of_the_best_fixed_k_of_each_text(draft: str, rows: int) -> None:
-    """Over 32 and 64 tokens, beginning from its prior: at most 3 % in the median over texts, 5 % for lookups with a
+    """Over 32 and 64 tokens, beginning from its prior: at most 3.5 % in the median over texts, 5 % for lookups with a
     head behind them; and on no text more than 3.5 % and 2 % slower than plain decoding."""
     for tokens, floor in ((32, 0.965), (64, 0.98)):
         missed, speedups = [], []
@@ -73,7 +73,7 @@ def test_goodput_misses_little_of_the_best_fixed_k_of_each_text(draft: str, rows
             ours = speed(draft, text, rows, tokens, lambda: new_goodput(rows))
             missed.append(1 - ours / max(fixed))
             speedups.append(ours / fixed[0])
-        assert median(missed) <= (0.05 if draft == "hybrid+eagle" else 0.03), (tokens, missed)
+        assert median(missed) <= (0.05 if draft == "hybrid+eagle" else 0.035), (tokens, missed)
         assert min(speedups) >= floor, (tokens, speedups)
 
 
@@ -81,19 +81,22 @@ QUEUED = 32
 """Tokens of a request in a queue."""
 
 
-def busy_speed_of(draft: str, prompts: Sequence[Positions], rows: int, next_k: Callable[[Stats], Any]) -> float:
-    """Tokens per second of a queue through so many rows, until one of them stays empty."""
-    stats, now, emitted = Stats(Stopwatch(torch.device("cpu"))), 0.0, 0
+def busy_speed_of(
+    draft: str, prompts: Sequence[Positions], rows: int, next_k: Callable[[Stats], Any], closed: bool = False
+) -> float:
+    """Tokens per second of a queue through so many rows, until one of them stays empty; ``closed``: of prompts to which
+    no others come, to the end of all."""
+    stats, now, emitted = Stats(Stopwatch(torch.device("cpu")), closed=closed), 0.0, 0
     waiting = deque(enumerate(prompts))
     at, live = dict[int, int](), list[tuple[RowStats, Positions]]()
-    while waiting or len(live) == rows:
+    while waiting or (live if closed else len(live) == rows):
         while waiting and len(live) < rows:
             number, positions = waiting.popleft()
             live.append((RowStats(number), positions))
             at[number] = 1
         stats.rows, stats.batch, stats.waiting = tuple(row for row, _ in live), len(live), len(waiting)
-        for row in stats.rows:
-            row.room = QUEUED - at[row.request] - 1
+        for row, positions in live:
+            row.room = min(QUEUED, len(positions)) - at[row.request] - 1
         ks, each = each_k(next_k(stats), len(live)), []
         for (row, positions), k in zip(live, ks, strict=True):
             made, kept = (min(count, k, row.room) for count in positions[at[row.request]])
@@ -105,7 +108,7 @@ def busy_speed_of(draft: str, prompts: Sequence[Positions], rows: int, next_k: C
         drafted = draft_seconds(draft, max(ks), width - 1, len(live))
         parts = (0, 0, 0, drafted, forward(width, len(live)), REST, 0, 0, 0, 0)
         now = book_step(stats, now, parts, each, width)
-        live = [(row, positions) for row, positions in live if at[row.request] < QUEUED]
+        live = [(row, positions) for row, positions in live if at[row.request] < min(QUEUED, len(positions))]
     return emitted / now
 
 
@@ -124,6 +127,51 @@ def test_budget_over_a_queue_is_never_far_behind_plain_or_the_best_fixed_k(draft
         assert ours >= 0.98 * fixed[0]
         missed.append(1 - ours / max(fixed))
     assert median(missed) <= 0.025, missed
-    assert max(missed) <= 0.08, missed
-    assert missed[-1] <= 0.001, missed
+    assert max(missed) <= 0.05, missed
+    assert missed[-1] <= 0.005, missed
     assert ours >= 0.995 * busy_speed_of(draft, mixed, rows, new_goodput(rows)), missed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", slow_after(1, [8, 4]))
+def test_budget_over_closed_batches_is_never_far_behind_plain(rows: int) -> None:
+    """Of all drafts and texts, each batch with a controller that begins anew; half of the texts chose its constants."""
+    for draft in next(iter(TEXTS.values())):
+        for text in TEXTS:
+            prompts = TEXTS[text][draft]
+            batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
+            logs = [
+                log(busy_speed_of(draft, batch, rows, next_k, closed=True))
+                for batch in batches
+                for next_k in (new_goodput(rows, Budget), lambda stats: 0)
+            ]
+            assert fmean(logs[::2]) - fmean(logs[1::2]) >= log(0.979), (draft, text)
+
+
+COPIED: Positions = [(K, K)] * 64
+REFUSED: Positions = [(K, 0)] * 64
+NOTHING: Positions = [(0, 0)] * 64
+RARE: Positions = [(K, int(at % 5 == 0)) for at in range(64)]
+"""Prompts of which all proposals are kept, none is, or none is made; of which one is kept now and then."""
+
+ATTACKS: dict[str, tuple[str, list[Positions], float]] = {
+    "nothing is kept": ("ngram", 16 * [REFUSED], 0.98),
+    "a dear draft of which one in five is kept": ("eagle", 16 * [RARE], 0.98),
+    "one odd prompt that copies": ("suffix", [*5 * [NOTHING], COPIED, *10 * [NOTHING]], 0.99),
+    "one odd prompt that is refused": ("suffix", [*5 * [COPIED], REFUSED, *10 * [COPIED]], 1.5),
+    "kept at first and refused from the middle on": ("suffix", [*8 * [COPIED], *8 * [REFUSED]], 1.3),
+    "refused at first and kept from the middle on": ("suffix", [*8 * [REFUSED], *8 * [COPIED]], 1.3),
+    "rows that copy beside rows that are refused": ("suffix", 8 * [COPIED, REFUSED], 1.3),
+}
+"""Queues of 16 prompts over four rows, the draft of which they have the costs, and the least speed over plain's."""
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_queues_that_were_made_to_mislead_budget_cost_little(name: str) -> None:
+    """Beside plain, the best fixed K, of which it is at most 5 % behind, and ``goodput``, of which 4 %."""
+    draft, queue, least = ATTACKS[name]
+    fixed = [busy_speed_of(draft, queue, ROWS, lambda stats, k=k: k) for k in range(K + 1)]  # type: ignore[misc]
+    ours, other = (busy_speed_of(draft, queue, ROWS, new_goodput(ROWS, kind)) for kind in (Budget, Goodput))
+    assert ours >= least * fixed[0]
+    assert ours >= 0.95 * max(fixed)
+    assert ours >= 0.96 * other

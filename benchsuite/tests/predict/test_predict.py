@@ -701,7 +701,7 @@ class Stepping:
         assert not asked
         self.stats.counts["num_emitted_tokens"] = 0
 
-    def submit(self, asked: Sequence[Request]) -> None:
+    def submit(self, asked: Sequence[Request], closed: bool) -> None:
         self.rows.live = [*asked]
 
     def step(self) -> None:

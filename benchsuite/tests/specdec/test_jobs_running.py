@@ -372,7 +372,7 @@ def test_requests_go_in_the_order_of_the_file_only_if_that_is_asked_for(assemble
 
 def test_a_request_that_the_engine_refuses_is_named_by_its_line(assemble: Make) -> None:
     engine = assemble(max_rows=1).engine(None)
-    engine.submit = lambda requests: (_ for _ in ()).throw(SpecdecError("no"))  # type: ignore[method-assign]
+    engine.submit = lambda requests, closed=False: (_ for _ in ()).throw(SpecdecError("no"))  # type: ignore[method-assign]
     tokenizer: Any = AskedTokenizer()
     with Prompts(tokenizer, [text_job(4, "a")]) as prompts, pytest.raises(SpecdecError, match="^line 5: no$"):
         next(run_jobs(engine, prompts))

@@ -87,6 +87,25 @@ def test_a_controller_is_told_how_many_requests_wait_for_a_row(assemble: Make) -
     assert [waiting for waiting, _ in groupby(seen)] == [2, 1, 0]
 
 
+def test_a_controller_is_told_whether_further_requests_may_come(assemble: Make) -> None:
+    """None come to a run, or behind a submission that says so; to what was submitted otherwise they may."""
+    engine, seen = assemble(max_rows=2).engine("ngram", k=0), list[bool]()
+
+    def next_k(stats: Stats) -> int:
+        seen.append(stats.closed)
+        return 0
+
+    object.__setattr__(engine.controller, "next_k", next_k)
+    engine.run(requests(GREEDY, 1))
+    for closed in (False, True):
+        engine.run([])
+        engine.submit(requests(GREEDY, 1), closed=closed)
+        while engine.rows.live:
+            engine.step()
+    list(engine.stream([replace(requests(GREEDY, 1)[0], id=9)]))
+    assert [closed for closed, _ in groupby(seen)] == [True, False, True, False]
+
+
 DRAFTS = (
     "ngram(n_min=1)",
     "ngram(n_min=1, branches=2)",

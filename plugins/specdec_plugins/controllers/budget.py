@@ -10,7 +10,17 @@ from specdec.interfaces import ControllerFactory, Env
 from specdec.lengths import Ks, each_k
 from specdec.stats import Stats, Step
 from specdec_plugins.controllers.goodput import Goodput
-from specdec_plugins.forecast import Chances, ComeTrue, fastest_of_rows, step_seconds, worth_of_rows
+from specdec_plugins.forecast import (
+    Chances,
+    ComeTrue,
+    fastest_of_rows,
+    speeds_to_the_end,
+    step_seconds,
+    worth_of_rows,
+)
+
+LOST = 0.01
+"""Largest share of the steps that are left of a batch which a probe may cost if nothing comes of it."""
 
 
 class Budget(Goodput):
@@ -18,8 +28,10 @@ class Budget(Goodput):
 
     It knows the chances of each row: of its own proposals, as far as they have been seen, and of everyone's beside
     them. Where the draft says how sure it was of a proposal, that counts in place of what came of it, times the share
-    of such estimates that has come true. A token is worth as much in every row while requests wait for a row; else a
-    batch ends with its last row, and a token is worth what it saves of that (``forecast.worth_of_rows``).
+    of such estimates that has come true. A token is worth as much in every row as long as requests may come. A batch
+    to which none comes (``Stats.closed``) ends with its last row: its width is that which ends it soonest
+    (``forecast.speeds_to_the_end``), a probe may cost little of what is left, and among rows a token is worth what it
+    saves (``forecast.worth_of_rows``).
 
     Times, probes and what is done with trees are those of ``goodput``, which is this rule with one K for all rows,
     whose tokens are all worth the same. Windows are padded to the widest row: a slot costs something where it widens
@@ -68,11 +80,30 @@ class Budget(Goodput):
     def _budgets(self) -> list[tuple[float, tuple[int, ...]]]:
         rows = self._stats.rows if self._stats else ()
         kept = [self._kept.reached(min(self._most, row.room), self._own.get(row.request)) for row in rows]
-        if self._stats and not self._stats.waiting and len(rows) > 1:
-            worth = worth_of_rows([row.room + 1 for row in rows], lambda count: self._verify.at(1, count))
-            kept = [[one * chance for chance in chances] for one, chances in zip(worth, kept, strict=True)]
-        price = self._price * self._verify.at(1, len(rows) or self._most_rows)
-        return fastest_of_rows(kept or [self._kept.reached(self._most)], step_seconds(*self._costs()), price)
+        price, seconds = self._price * self._verify.at(1, len(rows) or self._most_rows), step_seconds(*self._costs())
+        if not self._closed:
+            return fastest_of_rows(kept or [self._kept.reached(self._most)], seconds, price)
+        made, _, draft, rest = self._costs()
+        left = [row.room + 1 for row in rows]
+        worth = worth_of_rows(left, lambda count: self._verify.at(1, count))
+        valued = [[one * chance for chance in chances] for one, chances in zip(worth, kept, strict=True)]
+        given = [ks for _, ks in fastest_of_rows(valued, seconds, price)]
+        alone = step_seconds(made, lambda width: self._verify.at(width, 1), draft, rest)
+        paid = [price * sum(ks) for ks in given]
+        together = [took + more for took, more in zip(seconds, paid, strict=True)]
+        alone = [took + more / len(rows) for took, more in zip(alone, paid, strict=True)]
+        return list(zip(speeds_to_the_end(left, kept, given, alone, together), given, strict=True))
+
+    @property
+    def _closed(self) -> bool:
+        """Whether several rows end together, and no request comes to take their places."""
+        return self._stats is not None and self._stats.closed and not self._stats.waiting and len(self._stats.rows) > 1
+
+    def _affords(self, k: int) -> bool:
+        if not self._closed or not self._stats:
+            return True
+        seconds = step_seconds(*self._costs())
+        return seconds[k] / seconds[0] - 1 <= LOST * max(row.room + 1 for row in self._stats.rows)
 
     def _choose(self) -> Ks:
         if self._tree or not self._most:

@@ -115,7 +115,11 @@ class Goodput(Controller):
             return k
         tried = fastest_k({k: speed for k, speed in expected.items() if k})
         loss = 1 - expected[tried] / expected[0]
-        return tried if self._since >= max(self._probe, loss / CHEAP) else 0
+        return tried if self._since >= max(self._probe, loss / CHEAP) and self._affords(tried) else 0
+
+    def _affords(self, k: int) -> bool:
+        """Whether a probe of this K, when it is due, is worth what it costs if nothing comes of it."""
+        return True
 
     def _learn(self, stats: Stats, step: Step) -> None:
         times = stats.times(step)
