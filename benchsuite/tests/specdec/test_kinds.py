@@ -73,27 +73,27 @@ LAWS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "policy"), LAWS)
 def test_sampled_speculation_has_the_law_of_an_unmodified_model_of_every_kind(family: str, policy: str) -> None:
-    """Three tokens of 2,000 requests: chi-square beside the model's own probabilities of all texts.
+    """Four tokens of 2,000 requests: chi-square beside the model's own probabilities of all texts.
 
     The prompt is longer than a window and a chunk. Texts expected fewer than eight times count as one; the bound is
     above five standard deviations.
     """
     config = families.config_of(family)
-    config.vocab_size, config.eos_token_id, config.pad_token_id = 4, None, None
+    config.vocab_size, config.eos_token_id, config.pad_token_id = 3, None, None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         spread_weights(model)
     own = copy.deepcopy(model)
     build = Assembly(registry(), ArenaModel(model, registry().backend()), byte_tokenizer(), max_rows=50, max_length=64)
-    prompt, seen, count = (1, 3, 2, 0, 3, 1) * 5, Counter[tuple[int, ...]](), 2000
-    params = SamplingParams(temperature=1.5, seed=11, max_new_tokens=3)
+    prompt, seen, count = (1, 0, 2, 0, 2, 1) * 5, Counter[tuple[int, ...]](), 2000
+    params = SamplingParams(temperature=1.5, seed=11, max_new_tokens=4)
     engine = build.engine("garbage", policy, k=2)
     for done in engine.run([Request(number, prompt, params) for number in range(count)]):
         seen[done.tokens] += 1
     assert engine.stats.counts["num_accepted_tokens"] > count // 10
     with torch.inference_mode():
-        texts = torch.tensor([[*prompt, *out] for out in itertools.product(range(4), repeat=3)])
+        texts = torch.tensor([[*prompt, *out] for out in itertools.product(range(3), repeat=4)])
         chance = own(texts, use_cache=False).logits[:, len(prompt) - 1 : -1].div(1.5).softmax(dim=-1)
         law = chance.gather(2, texts[:, len(prompt) :, None]).prod(dim=1)[:, 0] * count
     rare = law < 8
