@@ -24,7 +24,9 @@ HEADINGS = {
 """The heading under which the page has the types of models with each result."""
 
 MEANINGS = {
-    EXACT: "Each logit is the unmodified model's to 2e-5 of the largest; greedy speculation gives `generate`'s tokens.",
+    EXACT: "Each logit is the unmodified model's to 2e-5 of the largest; greedy speculation gives `generate`'s tokens. "
+    "(Recurrent layers: the logits of its own steps, to 3e-4. Where float64 changes its logits by more than 5e-6: to "
+    "four times that.)",
     REFUSED: "The model is a decoder, and wrapping it raises `SpecdecError`.",
     WRONG: "The model is accepted, and a logit or a token is not its own: a defect of this project.",
     CRASHED: "Building, wrapping or running it ends with an exception that is no `SpecdecError`, or with a signal.",
@@ -44,10 +46,11 @@ stay. `pytest -m families --specdec-deep` compares each type with its line here,
 
 A tiny model of each type is made by rule from the names of its configuration's fields
 (`benchsuite/workshop/sweep/configs.py`): four layers, 32 numbers a token, 64 tokens, windows of 12 and chunks of 16
-tokens, random weights. Each type is tried in a process of its own, on the CPU, in float32. Two rows of different length
-are prefilled in uneven chunks. Windows of 1 to 9 tokens follow, each in part rejected, then a tree, up to 56 tokens.
-Two requests are then decoded at once with the draft `oracle(0.8)`. **Not tried**: trained weights, other dtypes, scaled
-rotary embeddings, options that a configuration has off by default.
+tokens, random weights, multipliers of 0.75 where they are 1 by default. Each type is tried in a process of its own, on
+the CPU, in float32. Two rows of different length are prefilled in uneven chunks. Windows of 1 to 9 tokens follow, each
+in part rejected, then a tree, up to 56 tokens. Two requests are then decoded at once with the draft `oracle(0.8)`. The
+bytes that are counted of its configuration must be those of the model and its arena. **Not tried**: trained weights,
+other dtypes, scaled rotary embeddings, options that a configuration has off by default.
 """
 
 
