@@ -268,8 +268,8 @@ class ArenaTrial:
             torch.full((2,), self._width, device=device),
         )
         try:
-            # Each forward is correct only if it reads the keys and values, or the states, that those before it wrote. The
-            # second chunk is short, because a state may be forgotten within a few tokens.
+            # Each forward is correct only if it reads the keys and values, or the states, that those before it wrote.
+            # The second chunk is short, because a state may be forgotten within a few tokens.
             ends = sorted({0, max(prefix - 3, 0), prefix})
             for start, end in pairwise(ends):
                 target.extend(arena, self._texts[:1, start:end], 0, start)
