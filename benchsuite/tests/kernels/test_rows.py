@@ -130,15 +130,16 @@ def test_a_slot_attends_the_same_beside_any_slots_and_cells_that_it_does_not_see
 ) -> None:
     """Interpreted, the first, the middle and the last slot are asked alone."""
     ops = _ops(name)
-    query, keys, values, mask, scaling, softcap, used = case.make(torch.Generator().manual_seed(3), torch.float32)
+    query, keys, values, mask, *rest = case.make(torch.Generator().manual_seed(3), torch.float32)
+    scaling, softcap, used, *sinks = rest
     query, mask = query[:, :, :TILE], mask[:, :, :TILE]  # in wider windows, triton's tiles have another shape
-    whole = ops.tree_attention(query, keys, values, mask, scaling, softcap, used)
+    whole = ops.tree_attention(query, keys, values, mask, scaling, softcap, used, *sinks)
     width = query.shape[2]
     for slot in range(width) if deep or name == "cpu" else sorted({0, width // 2, width - 1}):
         own = mask[:, :, slot : slot + 1]
         length = int((own > float("-inf")).any(dim=(0, 1, 2)).nonzero().max()) + 1
         given_to = query[:, :, slot : slot + 1], keys[:, :, :length], values[:, :, :length], own[..., :length]
-        assert torch.equal(ops.tree_attention(*given_to, scaling, softcap)[:, 0], whole[:, slot])
+        assert torch.equal(ops.tree_attention(*given_to, scaling, softcap, None, *sinks)[:, 0], whole[:, slot])
 
 
 @pytest.mark.parametrize(
