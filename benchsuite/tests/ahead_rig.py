@@ -57,7 +57,7 @@ def lost() -> Iterator[None]:
 
 def attention_with(**places: Callable[[Arguments], object]) -> Any:
     """Change what attention is given to count and to add up in; each from all of the arguments."""
-    at = {"mixes": 6, "marks": 7, "arrivals": 8}
+    at = {"mixes": 7, "marks": 8, "arrivals": 9}
 
     def change(given: Arguments, options: Options) -> tuple[Arguments, Options]:
         other = {at[name]: make(given) for name, make in places.items()}
@@ -116,11 +116,11 @@ PLANTS: Mapping[str, tuple[str, Callable[[], Any]]] = {
         "tree_attention",
         lambda: changed("tree_attention", lambda g, o: (g, {**o, "maxnreg": 64})),
     ),
-    "no counters": ("tree_attention", lambda: attention_with(arrivals=lambda given: given[7])),
-    "counters that were left": ("tree_attention", lambda: attention_with(arrivals=lambda given: given[8] + 1)),
-    "fewer counters than lines": ("tree_attention", lambda: attention_with(arrivals=lambda given: given[8][:1])),
-    "scratch too small": ("tree_attention", lambda: attention_with(mixes=lambda given: given[6][:, :1])),
-    "scratch shared": ("tree_attention", lambda: attention_with(marks=lambda given: given[6])),
+    "no counters": ("tree_attention", lambda: attention_with(arrivals=lambda given: given[8])),
+    "counters that were left": ("tree_attention", lambda: attention_with(arrivals=lambda given: given[9] + 1)),
+    "fewer counters than lines": ("tree_attention", lambda: attention_with(arrivals=lambda given: given[9][:1])),
+    "scratch too small": ("tree_attention", lambda: attention_with(mixes=lambda given: given[7][:, :1])),
+    "scratch shared": ("tree_attention", lambda: attention_with(marks=lambda given: given[7])),
     "scratch that is an argument": (
         "tree_sample",
         lambda: changed("tree_sample", lambda g, o: ((*g[:8], g[0][:, 0], *g[9:]), o), triton_verify),
