@@ -204,9 +204,7 @@ TestReference = slow_checks(
     AGREES,
 )
 TestCpu = slow_checks(
-    conformance.backend(
-        "cpu", ops=sorted({*OPS} - {"accept", "noise_keys", "block_sample", "tree_sample", "emit", "kv_plan"})
-    ),
+    conformance.backend("cpu", ops=sorted({*OPS} - {"accept", "noise_keys", "block_sample", "tree_sample"})),
     SAME,
     AGREES,
 )

@@ -272,7 +272,7 @@ def test_what_one_thread_reads_and_another_writes_has_a_barrier_between(lanes_wa
     lanes_watched.events.clear()
     query, (keys, values) = torch.randn(1, 1, 1, 4, generator=g), torch.randn(2, 1, 1, 300, 4, generator=g)
     backend.tree_attention(query, keys, values, torch.zeros(1, 1, 1, 300), 0.5, None)
-    mixes, marks, arrivals = 6, 7, 8
+    mixes, marks, arrivals = 7, 8, 9
     assert _waits(lanes_watched.events, {mixes, marks, arrivals}) == "sba" + "sbals"
     lanes_watched.events.clear()
     p = torch.tensor([0.5, 0.5, 0.0, 0.0]).expand(1, 3, 4).contiguous()

@@ -144,10 +144,10 @@ def asked_of_engines(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Request]]
     """The requests that engines were given of more tokens than those of a warm-up."""
     found, submit = list[Sequence[Request]](), Engine.submit
 
-    def seen(engine: Engine, requests: Sequence[Request]) -> None:
+    def seen(engine: Engine, requests: Sequence[Request], **given: Any) -> None:
         if requests[0].params.max_new_tokens > 3:
             found.append(requests)
-        submit(engine, requests)
+        submit(engine, requests, **given)
 
     monkeypatch.setattr(Engine, "submit", seen)
     return found
@@ -224,9 +224,9 @@ def test_a_probe_measures_what_is_missing_and_asks_every_text_in_turn(
     asked: dict[int, list[Sequence[Request]]] = {1: [], 2: []}
     submit = Engine.submit
 
-    def seen(engine: Engine, requests: Sequence[Request]) -> None:
+    def seen(engine: Engine, requests: Sequence[Request], **given: Any) -> None:
         asked[len(requests)].append(requests)
-        submit(engine, requests)
+        submit(engine, requests, **given)
 
     monkeypatch.setattr(Engine, "submit", seen)
     controllers = [engines[rows][NAME].controller for rows in (1, 2)]
@@ -467,7 +467,7 @@ def test_what_a_device_has_still_to_do_belongs_to_the_prefill_or_the_step_that_a
     engine: Any = SimpleNamespace(
         target=SimpleNamespace(device=torch.device("cuda")),
         run=lambda asked: None,
-        submit=lambda asked: queue.append(3.0),
+        submit=lambda asked, **given: queue.append(3.0),
         step=lambda: queue.append(5.0),
     )
     run = SteppedRun(engine, [])

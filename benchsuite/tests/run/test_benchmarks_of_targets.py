@@ -141,7 +141,7 @@ def test_a_folder_of_a_target_that_cannot_be_written_fails_the_run_and_the_other
     shown: Any = Shown()
     plugin.pytest_terminal_summary(shown)
     sums = {name: sum(bench) for name, bench in plugin.benches.items()}
-    tables = [line for name, sum_ in sums.items() for line in (f"= figures: {name}, ", "sums", f"the sum is {sum_}")]
+    tables = [line for name, sum_ in sums.items() for line in (f"= figures: {name}", "sums", f"the sum is {sum_}")]
     complete = status == 0
     written = [f"results: {root / f'3-{complete}'}", f"the results could not be written to {root}: [Errno 28] no space"]
     assert shown.lines == [*tables, *written, f"results: {root / f'7-{complete}'}"]

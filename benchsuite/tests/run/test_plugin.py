@@ -308,7 +308,7 @@ def test_a_folder_outside_the_project_adds_a_draft_by_name(run: Run, their_plugi
 
 @pytest.mark.slow
 def test_what_was_measured_before_a_failure_is_still_written(run: Run, their_plugin: str, tmp_path: Path) -> None:
-    # The first workload asks less than 24 times, warm-up and second look included; the failure is in the second.
+    # The first workload asks less than 18 times, warm-up and second look included; the failure is in the second.
     done = run(
         "-m",
         "pytest",
@@ -317,7 +317,7 @@ def test_what_was_measured_before_a_failure_is_still_written(run: Run, their_plu
         "chat,reasoning",
         *QUICK[6:],
         "--specdec-draft",
-        "echo(24)",
+        "echo(18)",
         "--specdec-results",
         "out",
         "--benchmark-json",
@@ -325,13 +325,13 @@ def test_what_was_measured_before_a_failure_is_still_written(run: Run, their_plu
         path=their_plugin,
     )
     assert done.returncode == 1
-    assert "echo(24) could not be measured: echo was told to fail" in done.stdout
+    assert "echo(18) could not be measured: echo was told to fail" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     folder = next((tmp_path / "out").iterdir())
     rows = json.loads((folder / "benchmark.json").read_text())["rows"]
     assert len(rows) == 10
     failed = [row for row in rows if row["failure"]]
-    assert [(row["draft"], row["workload"]) for row in failed] == [("echo(24)", "reasoning")]
+    assert [(row["draft"], row["workload"]) for row in failed] == [("echo(18)", "reasoning")]
     assert failed[0]["speedup"] is None
     assert failed[0]["rounds"] == []
     assert all(row["speedup"] for row in rows if row not in failed)

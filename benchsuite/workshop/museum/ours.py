@@ -149,6 +149,7 @@ OURS = (
             COMMIT,
             KEPT,
             f"""{KEPT}
+        self._viewed = None
         for stack in self.stacks:
             old, new = stack.keys.data_ptr(), stack.keys.clone()
             object.__setattr__(stack, "keys", new)

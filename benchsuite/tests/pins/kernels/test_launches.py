@@ -89,10 +89,11 @@ def test_attention_is_cut_into_tiles_and_parts_as_in_this_table(number: int, not
     [(name, got, given, named)] = noted_launches
     assert (name, got) == ("tree_attention", grid)
     assert (group, width, length, size, share, parts) in given
-    mixes = given[6]
+    mixes = given[7]
     assert mixes.numel() == (grid[0] * grid[1] * grid[2] * block_m * block_d if parts > 1 else 0)
     blocks = {"BLOCK_M": block_m, "BLOCK_L": block_l, "BLOCK_D": block_d}
-    assert named == {"BOUNDED": False, "CAPPED": False, "WIDE": False, **blocks, "num_stages": 2, **FUSED}
+    left_out = dict.fromkeys(("BOUNDED", "CAPPED", "SINKS", "WIDE"), False)
+    assert named == {**left_out, **blocks, "num_stages": 2, **FUSED}
 
 
 # dtype, exact, bits, rows, outputs, inputs; then grid, the blocks of rows, outputs and inputs, warps and stages.
