@@ -264,16 +264,22 @@ def timed_talks() -> list[Conversation]:
     ]
 
 
+def sent_when_due(block: Any) -> dict[tuple[int, int], Any]:
+    """The requests of a block of ``timed_talks`` by conversation and turn: none was sent before it was due."""
+    first = {(one.sent.prompt, one.turn): one.sent for one in block.turns}
+    assert first.keys() == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert first[1, 0].sent_s >= 0.06
+    assert first[0, 1].sent_s >= max(0.05, first[0, 0].ended_s)
+    assert first[1, 1].sent_s >= first[1, 0].ended_s + 0.03
+    return first
+
+
 def test_a_trace_is_asked_of_a_server_when_it_is_due() -> None:
     server = PrefixServer()
     bench = served_bench(server, conversations=timed_talks(), prefixes=(Prefix.RECORDED,), at_once=None, rounds=2)
     rows = bench.measure()
     for block in bench.blocks:
-        first = {(one.sent.prompt, one.turn): one.sent for one in block.turns}
-        assert first.keys() == {(0, 0), (0, 1), (1, 0), (1, 1)}
-        assert first[1, 0].sent_s >= 0.06
-        assert first[0, 1].sent_s >= max(0.05, first[0, 0].ended_s)
-        assert first[1, 1].sent_s >= first[1, 0].ended_s + 0.03
+        first = sent_when_due(block)
         assert first[1, 0].late_s == pytest.approx(first[1, 0].sent_s - 0.06)
     assert {one.prefix for one in rows} == {Prefix.RECORDED}
     assert [block.round for block in bench.blocks] == [0, 0, 1, 1]
@@ -434,11 +440,7 @@ def test_an_engine_answers_a_trace_when_it_is_due() -> None:
     bench = engine_bench(timed_talks(), (Prefix.RECORDED,), None)
     rows = bench.measure()
     for block in bench.blocks:
-        first = {(one.sent.prompt, one.turn): one.sent for one in block.turns}
-        assert first.keys() == {(0, 0), (0, 1), (1, 0), (1, 1)}
-        assert first[1, 0].sent_s >= 0.06
-        assert first[0, 1].sent_s >= max(0.05, first[0, 0].ended_s)
-        assert first[1, 1].sent_s >= first[1, 0].ended_s + 0.03
+        sent_when_due(block)
         later = [one.sent.reply for one in block.turns if one.turn and one.sent.reply]
         assert all((reply.cached_tokens or 0) > 0 for reply in later)
     assert {(one.turn, one.planned) for one in rows} == {("1", 2), ("2", 2), ("all", 4)}
