@@ -552,7 +552,8 @@ def run_jobs(
             while ready and engine.waiting < engine.max_rows:
                 _, job, ids = heapq.heappop(ready)
                 with _at_line(job):
-                    engine.submit([job.request(ids, eos, engine.tokenizer)])
+                    last = not ready and not prompts.left
+                    engine.submit([job.request(ids, eos, engine.tokenizer)], closed=last)
                 begun[job.index] = job
             if not begun:
                 return

@@ -329,11 +329,11 @@ def test_what_is_taken_fits_what_runs(assemble: Make, monkeypatch: pytest.Monkey
             counts["taken"] += len(some)
             return some
 
-        def submitting(requests: Any) -> Any:
+        def submitting(requests: Any, closed: bool = False) -> Any:
             assert engine.waiting < engine.max_rows
             counts["submitted"] += len(requests)
             order.extend(request.id for request in requests)
-            return submit(requests)
+            return submit(requests, closed)
 
         def stepping() -> None:
             counts["steps"] += 1
@@ -368,6 +368,22 @@ def test_requests_go_in_the_order_of_the_file_only_if_that_is_asked_for(assemble
     for given, order in cases:
         with Prompts(tokenizer, found) as prompts:
             assert [job.index for job, _ in run_jobs(build.engine(None), prompts, **given)] == order
+
+
+def test_a_controller_is_told_when_the_last_job_was_submitted(assemble: Make) -> None:
+    """Six jobs in two rows: further ones may come before the last is in the engine's queue, and none after it."""
+    engine, told, ended = assemble(max_rows=2).engine(None), list[tuple[int, bool]](), list[Job]()
+
+    def stepped() -> None:
+        submitted = len(ended) + len(engine.finished) + len(engine.rows.live) + engine.waiting
+        told.append((submitted, engine.stats.closed))
+
+    tokenizer: Any = AskedTokenizer()
+    with Prompts(tokenizer, [text_job(index, (5,), 2 + index) for index in range(6)]) as prompts:
+        for job, _ in run_jobs(engine, prompts, stepped=stepped):
+            ended.append(job)
+    assert {closed for _, closed in told} == {False, True}
+    assert all(closed == (submitted == 6) for submitted, closed in told)
 
 
 def test_a_request_that_the_engine_refuses_is_named_by_its_line(assemble: Make) -> None:
