@@ -19,11 +19,13 @@ from benchsuite.report.renderers import markdown, page
 from benchsuite.report.serving import endpoint_notes, latency_tables
 
 COLUMNS = (
-    "ratio: of so many at once, plain's seconds per token over the arm's while as many requests run as the load has "
-    "(busy); under a rate, the same from when a request was due to its end: the geometric mean over blocks of the same "
-    "prompts, which plain and every arm served in turn; interval: 95 %; " + MARKS,
-    "tok/s: output tokens a second of the whole block, prefill included; busy and tail: the same until a place stays "
-    "empty, and after that; tail %: the share of the time that the tail is",
+    "ratio: of so many at once, the arm's tokens a second over plain's while as many requests run as the load has "
+    "(busy); under a rate, plain's seconds per token over the arm's, from when a request was due to its end: the "
+    "geometric mean over blocks of the same prompts, which plain and every arm served in turn; interval: 95 %; "
+    + MARKS,
+    "tok/s: output tokens a second of the whole block, prefill included; busy: the same if no place stayed empty: the "
+    "prefill, and all steps of the requests at the pace that they have until one does; tail: tokens a second after "
+    "that; tail %: the share of the time that the tail is",
     "goodput: requests a second that keep the limits of --specdec-slo, and their share; equal: outputs that are "
     "plain's, token by token",
     "ms: TTFT to the first token, TPOT per token after the first emission, e2e to the last token; TTFT and e2e begin "

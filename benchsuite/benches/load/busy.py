@@ -4,17 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchsuite.benches.load.served_queue import PREFILL
 from benchsuite.benches.serving.load import ServedBlock
 
 
 @dataclass(frozen=True)
 class BusyPart:
-    """Tokens and seconds of a block until a place stays empty (``busy``), and of the rest, the ``tail``."""
+    """What came in a block until a place stays empty (``busy``), and in the rest, the ``tail``.
+
+    ``steps``: emissions of requests, one a request and step. ``read_s``: of the seconds, those in which prompts were
+    read and nothing else ran.
+    """
 
     busy_tokens: int
+    busy_steps: int
     busy_s: float
+    busy_read_s: float
     tail_tokens: int
+    tail_steps: int
     tail_s: float
+    tail_read_s: float
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of the block."""
+        return self.busy_tokens + self.tail_tokens
+
+    @property
+    def full_s(self) -> float | None:
+        """What the block would take if no place stayed empty: the reading of its prompts, and all steps of its requests
+        at the pace of the busy ones; None where there is none.
+
+        The tokens of the busy part over its seconds would be another speed: most prompts are read in it, and requests
+        with fewer tokens a step have more of theirs in the tail.
+        """
+        if not self.busy_steps:
+            return None
+        each = (self.busy_s - self.busy_read_s) / self.busy_steps
+        return self.busy_read_s + self.tail_read_s + each * (self.busy_steps + self.tail_steps)
 
 
 def busy_part(block: ServedBlock, at_once: int) -> BusyPart:
@@ -26,11 +53,10 @@ def busy_part(block: ServedBlock, at_once: int) -> BusyPart:
     begun = min(one.sent_s for one in block.sent)
     ends = sorted(one.ended_s for one in block.sent)
     full = ends[max(len(ends) - at_once, 0)]
-    tokens = [
-        (one.sent_s + chunk.seconds, chunk.tokens or 0)
-        for one in block.sent
-        if one.reply is not None
-        for chunk in one.reply.chunks
-    ]
-    busy = sum(number for at, number in tokens if at <= full)
-    return BusyPart(busy, full - begun, sum(number for _, number in tokens) - busy, ends[-1] - full)
+    answered = [(one.sent_s, one.reply) for one in block.sent if one.reply is not None]
+    tokens = [(sent + chunk.seconds, chunk.tokens or 0) for sent, reply in answered for chunk in reply.chunks]
+    reads = [(sent, float(reply.body[PREFILL])) for sent, reply in answered]
+    busy, later = ([number for at, number in tokens if (at <= full) is early] for early in (True, False))
+    read = sum(seconds for sent, seconds in reads if sent < full)
+    rest = sum(seconds for _, seconds in reads) - read
+    return BusyPart(sum(busy), len(busy), full - begun, read, sum(later), len(later), ends[-1] - full, rest)

@@ -17,16 +17,20 @@ from benchsuite.measure.interval import FEWEST, NONE, Estimate, LogMean, mean_of
 GROUPS = "Student's t over groups of prompts"
 REPEATS = "Student's t over rounds within groups of prompts"
 
+SHORT = 0.005
+"""A tail of a smaller share of the time has no speed: of rows that end together it lasts no time."""
+
 
 @dataclass(frozen=True)
 class LoadFigures:
     """One arm under one load.
 
     ``served``: latencies, throughput and goodput, as of a server. ``busy_per_s`` and ``tail_per_s``: tokens a second
-    of a closed load while as many requests run as it has, and after that; ``tail``: the share of its time that the tail
-    is. ``log``: the mean log of its ratio to plain, block by block, None of too few blocks for an error; ``ratio``: the
-    same as a ratio with its interval. Of a closed load it is the ratio of ``busy_per_s``; of a rate, that of seconds
-    per token from when a request was due to its end. ``equal``: outputs that are plain's, token by token, of ``of``.
+    of a closed load with as many requests as it has (``BusyPart.full_s``), and when fewer run; ``tail``: the share of
+    its time that the tail is, which below ``SHORT`` has no speed. ``log``: the mean log of its ratio to plain, block by
+    block, None of too few blocks for an error; ``ratio``: the same as a ratio with its interval. Of a closed load it is
+    the ratio of ``busy_per_s``; of a rate, that of seconds per token from when a request was due to its end.
+    ``equal``: outputs that are plain's, token by token, of ``of``.
     """
 
     arm: str
@@ -58,9 +62,10 @@ def _figures(
     if load.concurrency and mine:
         parts = [busy_part(block, load.concurrency) for block in mine]
         busy_s, tail_s = sum(part.busy_s for part in parts), sum(part.tail_s for part in parts)
-        busy = sum(part.busy_tokens for part in parts) / busy_s if busy_s else None
-        tail = sum(part.tail_tokens for part in parts) / tail_s if tail_s else None
+        full = [(part.tokens, seconds) for part in parts if (seconds := part.full_s)]
+        busy = sum(tokens for tokens, _ in full) / sum(seconds for _, seconds in full) if full else None
         share = tail_s / (busy_s + tail_s) if busy_s + tail_s else None
+        tail = sum(part.tail_tokens for part in parts) / tail_s if share and share >= SHORT else None
     pairs = list(_outputs(mine, base))
     equal = sum(ours == its for ours, its in pairs)
     return LoadFigures(
@@ -94,10 +99,11 @@ def block_logs(mine: Sequence[ServedBlock], base: Sequence[ServedBlock], load: T
 
 
 def _slowness(block: ServedBlock, load: Traffic) -> float | None:
-    """The log of what a block costs: seconds per token of its busy part, or of its requests from when they were due."""
+    """The log of what a block costs: seconds per token with all places taken, or of its requests from when they were
+    due."""
     if load.concurrency:
         part = busy_part(block, load.concurrency)
-        return log(part.busy_s / part.busy_tokens) if part.busy_tokens and part.busy_s > 0 else None
+        return log(part.full_s / part.tokens) if part.full_s else None
     each = [_due_to_end(one) for one in block.sent]
     known = [log(seconds) for seconds in each if seconds]
     return fmean(known) if known else None

@@ -19,6 +19,9 @@ from specdec_plugins.endpoints.replies import Chunk, Reply
 TOKEN_IDS = "token_ids"
 """The name in ``Reply.body`` of an output's token ids."""
 
+PREFILL = "prefill_s"
+"""The name in ``Reply.body`` of the seconds in which the prompt was read, and nothing else ran."""
+
 
 def request_number(turn: int, place: int, prompts: int) -> int:
     """Return the id of the request for the prompt at a place, of so many, in a round: its noise is keyed by it, so that
@@ -83,6 +86,6 @@ class ServedQueue:
         """A completion as a server's reply: a piece for each emission, which says its tokens and not its text."""
         text = decoded(self.tokenizer, done.tokens, special=False)
         chunks = tuple(Chunk(at, "", len(list(tokens))) for at, tokens in groupby(done.times))
-        ids = {TOKEN_IDS: list(done.tokens)}
+        said = {TOKEN_IDS: list(done.tokens), PREFILL: done.prefill_s}
         sizes = len(done.request.prompt), len(done.tokens)
-        return Reply(text, (), chunks, done.times[-1], *sizes, done.finish_reason, 1, ids)
+        return Reply(text, (), chunks, done.times[-1], *sizes, done.finish_reason, 1, said)

@@ -226,12 +226,16 @@ def test_figures_are_those_of_the_records(live_loads: LoadBench) -> None:
 
 
 def busy_speed(block: dict[str, Any], at_once: int) -> float:
-    """Tokens a second until so many have ended that, with ``at_once`` more, they are all there were."""
+    """Tokens over the prefill of all prompts and the time of all emissions, of which each takes what those took that
+    came before as many requests were left as run at once."""
     sent = block["sent"]
     ends = sorted(s["ended_s"] for s in sent)
     full = next(end for count, end in enumerate(ends, 1) if count + at_once > len(sent))
-    tokens: int = sum(count for s in sent for at, _, count in s["chunks"] if s["sent_s"] + at <= full)
-    return tokens / float(full - min(s["sent_s"] for s in sent))
+    emissions = [s["sent_s"] + at for s in sent for at, _, _ in s["chunks"]]
+    decoding = full - min(s["sent_s"] for s in sent) - sum(s["body"]["prefill_s"] for s in sent if s["sent_s"] < full)
+    each = decoding / sum(at <= full for at in emissions)
+    seconds = sum(s["body"]["prefill_s"] + each * len(s["chunks"]) for s in sent)
+    return float(sum(s["usage"][1] for s in sent) / seconds)
 
 
 def due_speed(block: dict[str, Any]) -> float:
@@ -279,7 +283,7 @@ def test_an_output_that_is_not_plains_is_named(live_loads: LoadBench) -> None:
     one = blocks[place].sent[0]
     assert one.reply is not None
     ids = [one.reply.body[TOKEN_IDS][0] ^ 1, *one.reply.body[TOKEN_IDS][1:]]
-    changed = replace(one, reply=replace(one.reply, body={TOKEN_IDS: ids}))
+    changed = replace(one, reply=replace(one.reply, body={**one.reply.body, TOKEN_IDS: ids}))
     try:
         live_loads.blocks[load] = [*blocks]
         live_loads.blocks[load][place] = replace(blocks[place], sent=(changed, *blocks[place].sent[1:]))

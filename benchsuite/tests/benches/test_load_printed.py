@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchsuite.benches.load.bench import LoadBench, LoadPlan
-from benchsuite.benches.load.served_queue import TOKEN_IDS
+from benchsuite.benches.load.served_queue import PREFILL, TOKEN_IDS
 from benchsuite.benches.serving.figures import Slo
 from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic
 from benchsuite.conformance.models.tiny import registry
@@ -47,7 +47,7 @@ def recorded_request(place: int, begun: float, late: float, speed: float, loops:
     count = sum(chunk.tokens or 0 for chunk in chunks)
     count, chunks = (40, [*chunks, Chunk(at + 0.1, "", 40 - count)]) if loops else (count, chunks)
     text = " ".join("so" if loops else f"{place}.{number}" for number in range(count))
-    said = {TOKEN_IDS: ids if dice.random() < 0.9 else ids[1:]}
+    said = {TOKEN_IDS: ids if dice.random() < 0.9 else ids[1:], PREFILL: dice.uniform(0.2, 0.9) * chunks[0].seconds / 4}
     reply = Reply(text, (), tuple(chunks), chunks[-1].seconds, 3, count, "length", 1, said)
     return Sent(place, begun, begun + reply.seconds, reply, late_s=late)
 
@@ -124,11 +124,18 @@ def tokens_until(block: Record, end: float) -> int:
     return sum(count for r in block["sent"] for at, _, count in r["chunks"] if r["sent_s"] + at <= end)
 
 
+def full_seconds(block: Record, at_once: int) -> float:
+    """Prefill of all requests, and what emissions take at the pace of those that come while all places are taken."""
+    end, sent = full_until(block, at_once), block["sent"]
+    decoding = end - min(r["sent_s"] for r in sent) - sum(r["body"]["prefill_s"] for r in sent if r["sent_s"] < end)
+    each = decoding / sum(r["sent_s"] + at <= end for r in sent for at, _, _ in r["chunks"])
+    return float(sum(r["body"]["prefill_s"] + len(r["chunks"]) * each for r in sent))
+
+
 def log_speed(block: Record, at_once: int | None) -> float:
     """Of a block: tokens a second while all places are taken; under a rate the mean over requests, from when due."""
     if at_once:
-        end = full_until(block, at_once)
-        return log(tokens_until(block, end) / (end - min(r["sent_s"] for r in block["sent"])))
+        return log(sum(r["usage"][1] for r in block["sent"]) / full_seconds(block, at_once))
     return fmean(log(r["usage"][1] / (r["seconds"] + r["late_s"])) for r in block["sent"])
 
 
@@ -180,11 +187,11 @@ def speed_cells(arm: str, load: Record) -> list[str]:
     parts = ["-"] * 3
     if at_once:
         ends = [full_until(block, at_once) for block in mine]
-        busy_s = sum(e - min(r["sent_s"] for r in b["sent"]) for e, b in zip(ends, mine, strict=True))
-        busy = sum(tokens_until(block, end) for block, end in zip(mine, ends, strict=True))
-        tail_s = whole - busy_s
-        tail = "-" if tail_s < 1e-9 else f"{(all_tokens - busy) / tail_s:.1f}"
-        parts = [f"{busy / busy_s:.1f}", tail, f"{100 * tail_s / whole:.0f}"]
+        tail_s = sum(max(r["ended_s"] for r in b["sent"]) - e for e, b in zip(ends, mine, strict=True))
+        left = all_tokens - sum(tokens_until(block, end) for block, end in zip(mine, ends, strict=True))
+        tail = "-" if tail_s < 0.005 * whole else f"{left / tail_s:.1f}"
+        busy = all_tokens / sum(full_seconds(block, at_once) for block in mine)
+        parts = [f"{busy:.1f}", tail, f"{100 * tail_s / whole:.0f}"]
     found, again = (interval_of(group_ratios(blocks, one, at_once)) for one in (arm, "plain again"))
     expected = {(b["round"], r["prompt"]): r["body"]["token_ids"] for b in blocks["plain"] for r in b["sent"]}
     equal = sum(r["body"]["token_ids"] == expected[b["round"], r["prompt"]] for b in mine for r in b["sent"])
