@@ -28,6 +28,7 @@ from specdec.recurrent import ChunkStates, WindowStates, run_as_made, run_in_slo
 from specdec.running import attending_layer, next_turn, running, running_plan
 from specdec.sharding import sharding_of
 from specdec.states import StateKey, StateShape
+from specdec.straight import Straight
 from specdec.swap import Swap
 from specdec.taps import NO_LAYERS, Taps
 from specdec.threads import one_torch_thread
@@ -174,6 +175,9 @@ class ArenaModel:
         self.layers, self.states = found.held(self.layers), found.states
         self.swap.put_in(layers=not found.in_turn)
         reason = trial.differs(self)
+        if reason and self.swap.straight:
+            self.swap.straight = None
+            reason = trial.differs(self)
         if reason:
             self.swap.take_out()
             self.swap.put_in(layers=False)
@@ -236,6 +240,11 @@ class ArenaModel:
         The hidden states are [B, W, n, H], or without layers the input of the head (after the final norm), [B, W, H].
         In place: the arena's cells past ``committed``; nothing is committed. ``longest`` as in ``Arena.plan``.
         """
+        self.forwards += 1
+        if straight := self._straight(taps):
+            with one_torch_thread(self.own_threads):
+                hidden = straight.hidden(window.tokens, arena.plan(window, self.ops, rows, longest, self.limit))
+                return straight.head(hidden), taps.gathered((), hidden)
         with (
             one_torch_thread(self.own_threads),
             _seen_by_head(self.model) as seen,
@@ -247,8 +256,12 @@ class ArenaModel:
                 given["cache"] = WindowStates(arena.states, rows, arena.committed[rows], window.parents)
             with running(plan):
                 out = self.model(input_ids=window.tokens, position_ids=plan.position, use_cache=False, **given)
-        self.forwards += 1
         return out.logits, taps.gathered(outputs, seen[0])
+
+    def _straight(self, taps: Taps) -> Straight | None:
+        """What runs in place of the model's modules where nobody looks at what these return."""
+        straight = self.swap.straight
+        return straight if straight and not taps.layers and not straight.hooked else None
 
     @contextmanager
     def _tapped(self, layers: tuple[int, ...]) -> Iterator[list[Tensor]]:
@@ -273,16 +286,20 @@ class ArenaModel:
         """
         zero = torch.zeros(1, dtype=torch.int64, device=tokens.device)
         window = Window.chain(tokens[:, 0], tokens[:, 1:], zero + tokens.shape[1] - 1)
-        rows = slice(row, row + 1)
+        rows, straight = slice(row, row + 1), self._straight(taps)
         with one_torch_thread(self.own_threads), self._tapped(taps.layers) as outputs:
             plan = arena.plan(window, self.ops, rows, start, self.limit, taps.layers)
-            given: dict[str, Any] = {}
-            if self.states:
-                given["cache"] = ChunkStates(arena.states, rows, arena.committed[rows], tokens.shape[1], start == 0)
-            with running(plan):
-                out = _base(self.model)(input_ids=tokens, position_ids=plan.position, use_cache=False, **given)
+            if straight:
+                hidden = straight.hidden(tokens, plan)
+            else:
+                given: dict[str, Any] = {}
+                if self.states:
+                    given["cache"] = ChunkStates(arena.states, rows, arena.committed[rows], tokens.shape[1], start == 0)
+                with running(plan):
+                    out = _base(self.model)(input_ids=tokens, position_ids=plan.position, use_cache=False, **given)
+                hidden = out.last_hidden_state
         arena.committed[rows] += tokens.shape[1]
-        return taps.gathered(outputs, out.last_hidden_state)
+        return taps.gathered(outputs, hidden)
 
     def prefill(
         self, arena: Arena, row: int, prompt: tuple[int, ...], first: int = 0, taps: Taps = NO_LAYERS

@@ -27,6 +27,7 @@ from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
 from specdec.running import running_plan
 from specdec.sharding import GatheredLinear, Joined, SummedLinear, joined_output
+from specdec.straight import Straight
 
 Forward = Callable[..., Any]
 
@@ -48,6 +49,8 @@ class Swap:
     the reference, because torch's own modules compute the same; but a head in half precision is, whose logits
     become float32.
 
+    ``straight``: the whole model as ops, where all of its parts are replaced; None otherwise.
+
     Example: ``swap = Swap(model, ops); swap.put_in(); ...; swap.take_out()``
     """
 
@@ -57,6 +60,8 @@ class Swap:
         self._forwards: list[tuple[nn.Module, Forward]] = []
         self._matrices: dict[nn.Module, tuple[Weight, Tensor | None]] = {}  # by the first part
         self._codes: dict[int, Quantised | Packed] = {}  # by the id of a parameter
+        self.straight: Straight | None = None
+        self._whole: Straight | None = None
         self._parameters = list(model.parameters())
         first = next(model.parameters())
         self._sample = first.new_zeros(1, 1)
@@ -73,8 +78,9 @@ class Swap:
 
         ``layers`` also replaces whole decoder layers that look like Llama's in forwards over the arena: the same
         ops run in the same order, without the calls of eleven modules. The caller must test that the result of
-        such a layer is correct.
+        such a layer is correct, and that ``straight`` is.
         """
+        self.straight = self._whole if layers else None
         for module, forward in (*self._forwards, *(self._layers if layers else [])):
             module.forward = forward
 
@@ -84,6 +90,7 @@ class Swap:
 
     def take_out(self) -> None:
         """Restore the modules that transformers made; quantised weights keep their rounded values."""
+        self.straight = None
         for module, _ in (*self._forwards, *self._layers):
             module.__dict__.pop("forward", None)
 
@@ -91,10 +98,12 @@ class Swap:
     def taken_out(self) -> Iterator[None]:
         """A context without the replacements; on exit, the parts that were replaced are replaced again."""
         replaced = [(module, module.__dict__.get("forward")) for module, _ in (*self._forwards, *self._layers)]
+        straight = self.straight
         self.take_out()
         try:
             yield
         finally:
+            self.straight = straight
             for module, forward in replaced:
                 if forward is not None:
                     module.forward = forward
@@ -166,6 +175,9 @@ class Swap:
         whole = [layer.self_attn.layer_idx for layer in layers] == list(range(total or 0))
         for stack in [layers] if whole else [[layer] for layer in layers]:
             self._layers += self._stack(stack)
+        if whole and layers:
+            weights = [self._weights(layer) for layer in layers]
+            self._whole = Straight.of(model, model.base_model, weights, self.ops, forwards)
 
     def _matrix(self, parts: Sequence[nn.Linear]) -> tuple[Weight, Tensor | None]:
         """The weights of ``parts`` as one matrix, rounded if ``bits`` is set, and their biases as one vector."""
