@@ -149,7 +149,8 @@ class LoadBench:
     def figures(self, load: Traffic) -> list[LoadFigures]:
         """The figures so far, in the order of ``names``."""
         workloads = [label for label, _ in self.prompts]
-        return load_figures(self.blocks.get(load, []), self.names, workloads, load, self.plan.slo)
+        draftless = [name for name, arm in self.arms.items() if arm.draft is None]
+        return load_figures(self.blocks.get(load, []), self.names, workloads, load, self.plan.slo, draftless)
 
     def crossovers(self) -> dict[str, dict[str, Crossover]]:
         """The crossover of each arm but plain along the loads at once, and along the rates; of two loads or more."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import fmean
 
@@ -45,10 +45,19 @@ class LoadFigures:
 
 
 def load_figures(
-    blocks: Sequence[ServedBlock], names: Sequence[str], workloads: Sequence[str], load: Traffic, slo: Slo | None
+    blocks: Sequence[ServedBlock],
+    names: Sequence[str],
+    workloads: Sequence[str],
+    load: Traffic,
+    slo: Slo | None,
+    draftless: Collection[str] = (),
 ) -> list[LoadFigures]:
-    """Return the figures of every arm in ``names``, of which the first is plain; ``workloads``: that of each prompt."""
+    """Return the figures of every arm in ``names``, of which the first is plain; ``workloads``: that of each prompt.
+
+    ``draftless``: arms that have nothing which could learn, however slow the machine was in their first round.
+    """
     served = endpoint_figures(blocks, names, workloads, slo)
+    served = [replace(one, learns=None) if one.endpoint in draftless else one for one in served]
     by_arm = {name: [block for block in blocks if block.endpoint == name] for name in names}
     base = by_arm[names[0]]
     return [_figures(one, by_arm[one.endpoint], base, load) for one in served]

@@ -216,6 +216,15 @@ def test_figures_are_those_of_the_blocks() -> None:
     assert (spec.equal, spec.of) == (12, 12)
 
 
+def test_an_arm_without_a_draft_has_not_learnt_where_its_first_round_was_slow() -> None:
+    load = Traffic(concurrency=4)
+    plans = plan_blocks(NAMES, list(enumerate(six_labels(8))), load, FEWEST, 0, 8)
+    slow = {True: lambda place: 3.0, False: lambda place: 1.0}
+    blocks = [made_up_block(plan, load, slow[plan.round == 0 and plan.endpoint != "plain"]) for plan in plans]
+    found = load_figures(blocks, NAMES, six_labels(8), load, None, draftless=NAMES[:2])
+    assert [bool(one.served.learns) for one in found] == [False, False, True]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_interval_is_students_over_blocks(seed: int) -> None:
     """Written again: the logs of the ratios of tokens per second of the busy parts, six of them; t of 5 degrees."""
