@@ -51,8 +51,7 @@ class Plan:
 
     ``position`` int64 [B, W]. For each span: ``cells`` int64 [B, W], the cells to which the slots are written, and
     ``mask`` [B, 1, W, L] in the arena's dtype, 0 if a slot sees a cell, else -inf. ``chunk_mask``: that of chunked
-    layers. ``used`` int64 [B]: in a layer without a span, no slot of a row sees a cell from there on. ``tapped``: the
-    layers whose outputs are read, behind which a run of layers must end.
+    layers. ``used`` int64 [B]: in a layer without a span, no slot of a row sees a cell from there on.
     """
 
     arena: Arena
@@ -62,7 +61,6 @@ class Plan:
     cells: dict[int | None, Tensor]
     mask: dict[int | None, Tensor]
     used: Tensor
-    tapped: tuple[int, ...] = ()
     chunk_mask: dict[int | None, Tensor] = field(default_factory=dict)
 
     def attend(
@@ -207,12 +205,11 @@ class Arena:
         rows: slice,
         longest: int,
         limit: int | None = None,
-        tapped: tuple[int, ...] = (),
     ) -> Plan:
         """Positions, cells and masks for one forward of ``window`` over ``rows``; writes nothing.
 
         ``longest`` is an upper bound, known to the host, on ``committed`` of these rows; it selects the length bucket.
-        ``limit`` is the model's number of positions; padding past it gets the last position. ``tapped`` as in ``Plan``.
+        ``limit`` is the model's number of positions; padding past it gets the last position.
         Raises SpecdecError if the window does not fit past ``longest``.
         """
         width = window.tokens.shape[1]
@@ -231,7 +228,7 @@ class Arena:
             if span is not None and span in self.chunks:
                 chunk_mask[span] = _within_chunks(mask[span], committed, depth, span, capacity)
         window.remember(depth)
-        return Plan(self, ops, rows, position, cells, mask, committed + width, tapped, chunk_mask)
+        return Plan(self, ops, rows, position, cells, mask, committed + width, chunk_mask)
 
     def commit(self, verdict: Verdict, rows: slice, ops: Backend, compact: bool) -> None:
         """Append the accepted path to each row: the root and ``num_accepted`` more cells.

@@ -250,7 +250,7 @@ class ArenaModel:
             _seen_by_head(self.model) as seen,
             self._tapped(taps.layers) as outputs,
         ):
-            plan = arena.plan(window, self.ops, rows, longest, self.limit, taps.layers)
+            plan = arena.plan(window, self.ops, rows, longest, self.limit)
             given: dict[str, Any] = {}
             if self.states:
                 given["cache"] = WindowStates(arena.states, rows, arena.committed[rows], window.parents)
@@ -288,7 +288,7 @@ class ArenaModel:
         window = Window.chain(tokens[:, 0], tokens[:, 1:], zero + tokens.shape[1] - 1)
         rows, straight = slice(row, row + 1), self._straight(taps)
         with one_torch_thread(self.own_threads), self._tapped(taps.layers) as outputs:
-            plan = arena.plan(window, self.ops, rows, start, self.limit, taps.layers)
+            plan = arena.plan(window, self.ops, rows, start, self.limit)
             if straight:
                 hidden = straight.hidden(tokens, plan)
             else:

@@ -268,13 +268,17 @@ class Swap:
     def _stack(self, modules: Sequence[Any]) -> list[tuple[nn.Module, Forward]]:
         """Consecutive layers as one op over the arena, in the first one's forward; the others return their input.
 
-        Behind a tapped layer another op begins, so that what the tapped layer's module returns is its output. A call
-        without a plan runs each layer's own forward.
+        Behind a layer with a hook another op begins, and before one with a hook on its input: hooks are called with
+        what the layer reads and returns. A call without a plan runs each layer's own forward.
         """
         layers, decoder_layers = [self._weights(module) for module in modules], self.ops.decoder_layers
         if any(layer.join_out or layer.join_down for layer in layers):
             decoder_layers = partial(decode, self.ops)  # no backend's layers join what several ranks compute
         indices = [module.self_attn.layer_idx for module in modules]
+
+        def ends_behind(place: int) -> bool:
+            later = modules[place + 1 :]
+            return bool(not later or modules[place]._forward_hooks or later[0]._forward_pre_hooks)
 
         def forward_of(place: int, module: Any) -> Forward:
             native = type(module).forward
@@ -288,10 +292,9 @@ class Swap:
                 plan = running_plan()
                 if plan is None:
                     return native(module, hidden_states, *arguments, position_embeddings=position_embeddings, **rest)
-                tapped = plan.tapped
-                if place and indices[place - 1] not in tapped:
+                if place and not ends_behind(place - 1):
                     return hidden_states
-                end = next((i + 1 for i in range(place, len(indices)) if indices[i] in tapped), len(indices))
+                end = next(i + 1 for i in range(place, len(modules)) if ends_behind(i))
                 cells = [plan.at(index) for index in indices[place:end]]
                 return decoder_layers(hidden_states, layers[place:end], position_embeddings, cells)
 

@@ -69,6 +69,25 @@ def test_a_hook_on_a_module_is_called(place: str, before: bool) -> None:
     assert len(called) <= 2
 
 
+@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("before", [False, True])
+@torch.inference_mode()
+def test_a_hook_on_a_layer_changes_what_it_changes_in_transformers(layer: int, before: bool) -> None:
+    """States are doubled before a layer or behind it, in the model over the arena and in an unmodified one."""
+    target = on_cpu(families.build_model("llama", layers=3))
+    for model in (native := target.twin(), target.model):
+        module = model.model.layers[layer]
+        if before:
+            module.register_forward_pre_hook(lambda _, args: (args[0] * 2, *args[1:]))
+        else:
+            module.register_forward_hook(lambda _, args, out: out * 2)
+    expected = native(TEXT, use_cache=False).logits
+    arena = target.arena(1, 32, 10)
+    window = Window.chain(TEXT[:, 0], TEXT[:, 1:], torch.tensor([9]))
+    logits, _ = target.forward(arena, window, slice(0, 1), 0)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
 class LouderBase(LlamaModel):  # type: ignore[misc]
     """The base of Llama, whose embeddings are three times as large."""
 

@@ -538,7 +538,7 @@ OURS = (
         "ours",
         "a run of layers that one op computes goes on past a tap",
         "states",
-        ("specdec.swap:Swap._stack", "if indices[i] in tapped), len(indices))", "if not indices), len(indices))"),
+        ("specdec.swap:Swap._stack", "modules[place]._forward_hooks or later[0]", "later[0]"),
     ),
     mutant(
         "ours",
