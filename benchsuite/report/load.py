@@ -30,7 +30,8 @@ COLUMNS = (
     "plain's, token by token",
     "ms: TTFT to the first token, TPOT per token after the first emission, e2e to the last token; TTFT and e2e begin "
     "when a request was due; 50, 90, 99: percentiles, of which the 90th needs 10 values and the 99th 100",
-    "`plain again` is plain decoding once more: its ratio is the noise",
+    "crossover: where a line through the ratios at all loads is 1, by a test of the whole line: a mark at one load may "
+    "say more; `plain again` is plain decoding once more: its ratio is the noise",
 )
 """Meanings of the columns."""
 

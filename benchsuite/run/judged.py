@@ -58,6 +58,8 @@ class JudgedRun:
         """Print a line of progress, also while pytest captures the output."""
         with uncaptured(self.config):
             writer = self.config.get_terminal_writer()
+            if writer.width_of_current_line:  # behind an item's location
+                writer.line()
             writer.line(f"gate: {text}")
             writer.flush()
 
