@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchsuite.conformance.models.tiny import registry
-from benchsuite.tests.rig import DEVICES
+from benchsuite.tests.rig import DEVICES, INTERPRETS
 from specdec import Window
 from specdec_kernels.reference import Reference
 
@@ -112,12 +112,16 @@ def test_attention_is_the_sum_it_describes(
                 torch.testing.assert_close(got[row, slot, head], expected)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "triton"])
-def test_attention_with_sinks_runs_on_the_backend(backend: str) -> None:
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("triton", marks=INTERPRETS)])
+@pytest.mark.parametrize("cells", [3, 300])
+def test_each_head_has_its_own_sink_once_on_the_backend(cells: int, backend: str) -> None:
+    """Cells of ones with equal weights, 300 of them in two parts of what a kernel shares; each sink's is another."""
     ops = registry().backend(backend)
-    query, keys, mask = torch.ones(1, 4, 2, 16), torch.ones(1, 2, 3, 16), torch.zeros(1, 1, 2, 3)
-    out = ops.tree_attention(query, keys, keys, mask, 0.0, None, None, torch.zeros(4))
-    torch.testing.assert_close(out, torch.full((1, 2, 4, 16), 0.75))  # three cells of ones, and the sink
+    query, keys, mask = torch.ones(1, 4, 2, 16), torch.ones(1, 2, cells, 16), torch.zeros(1, 1, 2, cells)
+    weights = torch.tensor([0.5, 1.0, 2.0, 4.0]) * cells
+    out = ops.tree_attention(query, keys, keys, mask, 0.0, None, None, weights.log())
+    share = cells / (cells + weights)
+    torch.testing.assert_close(out, share[None, None, :, None].expand(1, 2, 4, 16))
     assert ops.ran() == {("tree_attention", backend): 1}
 
 

@@ -22,10 +22,10 @@ from specdec.states import StateKey, StateShape
 ROWS, LONGEST, WIDEST, SIZE = 3, 40, 6, 4
 LAYERS = (
     *(LayerShape(1, SIZE, None), LayerShape(2, SIZE, 5), LayerShape(1, SIZE, 1), LayerShape(2, SIZE, 5)),
-    *(LayerShape(1, SIZE, 5, chunked=True), LayerShape(1, SIZE, 3, chunked=True)),
+    *(LayerShape(1, SIZE, 5, chunked=True), LayerShape(1, SIZE, 3, chunked=True), LayerShape(1, SIZE + 2, None)),
 )
-"""A full layer, three rings, two of one shape with another between them, and two layers of chunks, one of 5 tokens as
-the rings look back."""
+"""A full layer, three rings, two of one shape with another between them, two layers of chunks, one of 5 tokens as the
+rings look back, and a full layer of longer vectors."""
 
 KERNEL, PRIME = 3, 1_000_003
 STATES = {
@@ -224,8 +224,8 @@ class Rollback(RuleBasedStateMachine):
         self.a_state_is_of_what_its_slot_sees(plan, committed, marks, parents, prefill)
         for layer, shape in enumerate(LAYERS):
             self.nothing_visible_is_overwritten(plan, layer, committed)
-            fresh = marks[:, None, :, None].expand(count, shape.heads, size, SIZE).contiguous()
-            query = torch.full((count, shape.heads, size, SIZE), 1e-3)
+            fresh = marks[:, None, :, None].expand(count, shape.heads, size, shape.head_dim).contiguous()
+            query = torch.full(fresh.shape, 1e-3)
             out = plan.attend(layer, query, fresh, fresh, 1.0, None)
             self.a_slot_sees_its_past_and_its_ancestors_only(plan, layer, committed, marks, parents)
             self.nothing_else_changes_a_bit(plan, layer, query, fresh, out)

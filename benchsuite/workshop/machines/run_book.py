@@ -164,7 +164,9 @@ class Book:
         self.proposed_at.update(range(row.deepest))
         arena, size = self.engine.arena, self.engine.target.dtype.itemsize
         cell = sum(2 * layer.heads * layer.head_dim * size for layer in arena.layers)
-        self.counts["kv_bytes_copied"] += cell * sum(slot != depth for depth, slot in enumerate(path))
+        state = sum(ring[0, 0].nbytes for ring in arena.states.rings.values())
+        moved = sum(slot != depth for depth, slot in enumerate(path))
+        self.counts["kv_bytes_copied"] += moved * cell + (state if moved else 0)
 
     def ending(self, out: Output) -> str | None:
         """Why an output ends with its last token; the whole of it is decoded."""
