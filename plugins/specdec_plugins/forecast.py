@@ -231,6 +231,20 @@ def goodputs(
     return [emitted / took for emitted, took in zip(tokens, seconds, strict=True)]
 
 
+def beyond_the_usual(speeds: Mapping[int, float], seconds: Mapping[int, float], usual: float) -> dict[int, float]:
+    """Return the tokens that a step of each K brings beyond those of its time at the ``usual`` speed.
+
+    Where steps differ, the fastest K of each step are not the K with which all steps together are fastest: a slot is
+    worth its time if it brings more tokens than that time brings elsewhere. With the speed of all steps together as
+    ``usual``, the K of the largest values here make it, and no others are faster.
+
+    Source: the parametric method for ratios, Dinkelbach, Management Science 13 (1967).
+
+    Example: ``beyond_the_usual({0: 1.0, 1: 1.2}, {0: 1.0, 1: 1.5}, 1.1)`` is about ``{0: -0.1, 1: 0.15}``.
+    """
+    return {k: (speed - usual) * seconds[k] for k, speed in speeds.items()}
+
+
 LEAST_WORTH = 1e-3
 """What a token is worth at least, so that slots which cost nothing are given to every row."""
 

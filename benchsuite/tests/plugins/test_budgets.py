@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from specdec_plugins.forecast import (
     TRUST,
     Chances,
     ComeTrue,
+    beyond_the_usual,
     fastest_k,
     fastest_of_rows,
     goodputs,
@@ -102,6 +104,32 @@ def test_rows_with_equal_chances_get_one_k_and_that_of_goodput(
     assert [speed for speed, _ in found] == pytest.approx(goodputs(chances, *costs))
     for k, (_, ks) in enumerate(found):
         assert ks == (min(k, sum(chance > 0 for chance in chances)),) * rows or chances[0] == 0
+
+
+@given(st.lists(st.tuples(*[st.tuples(st.integers(1, 9), st.integers(1, 9))] * 3), min_size=1, max_size=4))
+def test_ks_beyond_the_usual_speed_are_the_fastest_of_steps_that_differ(
+    steps: list[tuple[tuple[int, int], ...]],
+) -> None:
+    """Tokens and seconds of three K in each of up to four steps, beside every choice of a K for each."""
+
+    def together(ks: Sequence[int]) -> float:
+        pairs = [step[k] for step, k in zip(steps, ks, strict=True)]
+        return sum(tokens for tokens, _ in pairs) / sum(seconds for _, seconds in pairs)
+
+    usual = 0.0
+    for _ in range(9):
+        ks = [
+            fastest_k(
+                beyond_the_usual(
+                    {k: tokens / seconds for k, (tokens, seconds) in enumerate(step)},
+                    {k: seconds for k, (_, seconds) in enumerate(step)},
+                    usual,
+                )
+            )
+            for step in steps
+        ]
+        usual = together(ks)
+    assert usual == pytest.approx(max(map(together, itertools.product(range(3), repeat=len(steps)))))
 
 
 def test_slots_go_to_the_likeliest_until_the_next_costs_more_than_it_brings() -> None:

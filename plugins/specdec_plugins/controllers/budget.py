@@ -20,7 +20,8 @@ from specdec_plugins.forecast import (
 )
 
 LOST = 0.01
-"""Largest share of the steps that are left of a batch which a probe may cost if nothing comes of it."""
+"""Of a batch to which no request comes: the largest share of the steps that are left which a probe may cost if nothing
+comes of it, and the least gain that proposals must promise, because what is known of its last row is a guess."""
 
 
 class Budget(Goodput):
@@ -30,8 +31,8 @@ class Budget(Goodput):
     them. Where the draft says how sure it was of a proposal, that counts in place of what came of it, times the share
     of such estimates that has come true. A token is worth as much in every row as long as requests may come. A batch
     to which none comes (``Stats.closed``) ends with its last row: its width is that which ends it soonest
-    (``forecast.speeds_to_the_end``), a probe may cost little of what is left, and among rows a token is worth what it
-    saves (``forecast.worth_of_rows``).
+    (``forecast.speeds_to_the_end``), a probe may cost little of what is left, a gain of less than that is none, and
+    among rows a token is worth what it saves (``forecast.worth_of_rows``).
 
     Times, probes and what is done with trees are those of ``goodput``, which is this rule with one K for all rows,
     whose tokens are all worth the same. Windows are padded to the widest row: a slot costs something where it widens
@@ -109,7 +110,13 @@ class Budget(Goodput):
         if self._tree or not self._most:
             return self._best(super().speeds()) if self._most else 0
         budgets = self._budgets()
-        return budgets[self._best([speed for speed, _ in budgets])][1]
+        plain, *others = (speed for speed, _ in budgets)
+        least = 1 - LOST if self._closed else 1.0
+        return budgets[self._best([plain, *(least * speed for speed in others)])][1]
+
+    @property
+    def _steps_differ(self) -> bool:
+        return super()._steps_differ and not self._closed
 
     def _learn(self, stats: Stats, step: Step) -> None:
         super()._learn(stats, step)

@@ -11,16 +11,31 @@ from specdec.interfaces import ControllerFactory, Env
 from specdec.lengths import Ks, each_k
 from specdec.stats import Stats, Step
 from specdec_plugins.calibrated import CalibratedCosts
-from specdec_plugins.forecast import Chances, Forwards, Times, fastest_k, goodputs
+from specdec_plugins.forecast import (
+    Chances,
+    Forwards,
+    Times,
+    beyond_the_usual,
+    fastest_k,
+    goodputs,
+    step_seconds,
+)
 
 CHEAP = 0.003
 """Largest share of plain decoding's time that probes may cost while K is 0."""
+
+USUAL = 0.8
+"""Factor by which a new step reduces the weight of the older ones in the usual speed: about the last five count."""
 
 Seconds = Callable[[int], float]
 
 
 class Goodput(Controller):
     """Maximises (1 + expected accepted) / (expected time of a step) over K = 0 … ``maximum``.
+
+    So it is for one row, whose next step is like this one. In a batch steps differ: of its rows now more copy and now
+    fewer, and some are at their ends. There it maximises the expected tokens beyond those that the step's time would
+    bring at the usual speed (``forecast.beyond_the_usual``): wide windows where many rows copy, narrow ones elsewhere.
 
     The expected accepted tokens are summed over depths; each term is the product of running chances that a proposal
     is made and accepted, given that the proposal before it was. The expected time has three parts: the target's time
@@ -67,6 +82,7 @@ class Goodput(Controller):
 
     def _begin(self, stats: Stats | None) -> None:
         self._stats, self._seen = stats, 0
+        self._usual = 0.0  # the speed of the last steps, as it was predicted; 0 before the first
         self._k: Ks = 0
 
     @property
@@ -89,7 +105,7 @@ class Goodput(Controller):
         return self._k
 
     def speeds(self) -> list[float]:
-        """Predicted tokens per second of a row for K = 0, 1 …, at the calibrated pace; ``next_k`` maximises them."""
+        """Predicted tokens per second of a row for K = 0, 1 …, at the calibrated pace."""
         return goodputs(self._kept.reached(self._most), *self._costs())
 
     def _costs(self) -> tuple[list[float], Seconds, Seconds, Seconds]:
@@ -106,12 +122,23 @@ class Goodput(Controller):
     def _choose(self) -> Ks:
         return self._best(self.speeds()) if self._most else 0
 
+    @property
+    def _steps_differ(self) -> bool:
+        """Whether the next steps are better or worse than this one whatever it does: there are several rows."""
+        return self._stats is not None and self._stats.batch > 1
+
     def _best(self, speeds: list[float]) -> int:
         expected = dict(enumerate(speeds))
         if self._tree:
             expected = {0: expected[0], self._most: expected[self._most]}
-        k = fastest_k(expected)
-        if k > 0:
+        fastest = fastest_k(expected)
+        self._usual = USUAL * (self._usual or expected[fastest]) + (1 - USUAL) * expected[fastest]
+        if self._steps_differ:
+            seconds = dict(enumerate(step_seconds(*self._costs())))
+            k = fastest_k(beyond_the_usual(expected, seconds, self._usual))
+        else:
+            k = fastest
+        if fastest > 0:
             return k
         tried = fastest_k({k: speed for k, speed in expected.items() if k})
         loss = 1 - expected[tried] / expected[0]
@@ -134,8 +161,10 @@ class Goodput(Controller):
         self._since = 0
         self._tree = self._tree or any(row.proposed > row.deepest for row in step.each)
         self._draft.seen(asked, drafting)
-        # Rows of a batch are more than one observation and, as they often have one kind of text, fewer than so many.
-        weight = 1 / sqrt(step.rows)
+        # Rows of a batch are more than one observation and, as they often have one kind of text, fewer than so many;
+        # where all of them begin they are one, because answers to one kind of request begin with the same words.
+        begun = bool(stats.rows) and all(row.steps <= 1 for row in stats.rows)
+        weight = 1 / step.rows if begun else 1 / sqrt(step.rows)
         for depth in range(1, asked + 1):
             tried = sum(k >= depth and row.accepted >= depth - 1 for k, row in zip(ks, step.each, strict=True))
             kept = sum(row.accepted >= depth for row in step.each)
