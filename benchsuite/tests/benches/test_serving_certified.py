@@ -617,9 +617,10 @@ def test_a_server_without_logprobs_is_not_judged(assemble: Make) -> None:
 def test_a_sampled_pair_is_read_under_plains_list_over_http(tokens: int, state: str, hot: str, assemble: Make) -> None:
     """An honest server, and one at 1.5 times the temperature. Of the tiny model's flat distribution a server's lists do
     not reach the end of a nucleus."""
-    engines = [assemble(max_length=256).engine("garbage", "rejection", k=2) for _ in range(2)]
+    # The text of 150 sampled tokens may have as many again when it is read.
+    engines = [assemble(max_length=512).engine("garbage", "rejection", k=2) for _ in range(2)]
     with (
-        OurServer(assemble(max_length=256).engine(None, k=0)) as plain,
+        OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
         OurServer(engines[0]) as spec,
         OurServer(engines[1], Bugs(heat=1.5)) as other,
     ):
