@@ -140,7 +140,8 @@ def _contents(value: Any) -> Any:
 def test_goodput_forgets_all_but_the_times_measured_when_it_was_built(
     assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The draft is the target, as a tree, and the last steps have K = 0: a run changes all that can change."""
+    """The draft is the target, as a tree, and the last steps have K = 0: a run changes all that can change, without the
+    usual speed, which is part of the choice that is replaced here; a run begins without one."""
     monkeypatch.setattr(Goodput, "_choose", lambda self: 4 if len(self._stats.steps) < 4 else 0)
     draft = f"tree(model={save_target('llama', tmp_path)}, beam=2, depth=2)"
     engine = assemble(max_rows=2).engine(draft, controller="goodput", k=4)
@@ -154,6 +155,7 @@ def test_goodput_forgets_all_but_the_times_measured_when_it_was_built(
             "_most",
             "_most_rows",
             "_probe",
+            "_usual",
             "_k",
         }
         controller.forget()
