@@ -173,11 +173,13 @@ class Swap:
         layers = [layer for layer in layers if _attends_as(layer.self_attn, shapes[layer.self_attn.layer_idx])]
         total = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
         whole = [layer.self_attn.layer_idx for layer in layers] == list(range(total or 0))
-        for stack in [layers] if whole else [[layer] for layer in layers]:
-            self._layers += self._stack(stack)
+        weights = [self._weights(layer) for layer in layers]
         if whole and layers:
-            weights = [self._weights(layer) for layer in layers]
+            self._layers += self._stack(layers, weights)
             self._whole = Straight.of(model, model.base_model, weights, self.ops, forwards)
+            return
+        for layer, one in zip(layers, weights, strict=True):
+            self._layers += self._stack([layer], [one])
 
     def _matrix(self, parts: Sequence[nn.Linear]) -> tuple[Weight, Tensor | None]:
         """The weights of ``parts`` as one matrix, rounded if ``bits`` is set, and their biases as one vector."""
@@ -265,13 +267,13 @@ class Swap:
             join_down=getattr(mlp.down_proj, "join", None),
         )
 
-    def _stack(self, modules: Sequence[Any]) -> list[tuple[nn.Module, Forward]]:
+    def _stack(self, modules: Sequence[Any], layers: Sequence[DecoderWeights]) -> list[tuple[nn.Module, Forward]]:
         """Consecutive layers as one op over the arena, in the first one's forward; the others return their input.
 
         Behind a layer with a hook another op begins, and before one with a hook on its input: hooks are called with
         what the layer reads and returns. A call without a plan runs each layer's own forward.
         """
-        layers, decoder_layers = [self._weights(module) for module in modules], self.ops.decoder_layers
+        decoder_layers = self.ops.decoder_layers
         if any(layer.join_out or layer.join_down for layer in layers):
             decoder_layers = partial(decode, self.ops)  # no backend's layers join what several ranks compute
         indices = [module.self_attn.layer_idx for module in modules]
