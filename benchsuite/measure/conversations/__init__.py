@@ -12,49 +12,38 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from benchsuite.machine.user_files import UserFileError, parsed_json, user_text
+from benchsuite.machine.user_files import UserFileError, user_text
 from benchsuite.measure.conversations.aiperf import aiperf_conversations
 from benchsuite.measure.conversations.form import Conversation, ConversationTurn, trace_refusal
 from benchsuite.measure.conversations.guidellm import guidellm_conversations
-from benchsuite.measure.conversations.line import TraceLine
 from benchsuite.measure.workloads import Workload
 
-FORMATS: Mapping[str, Callable[[Sequence[TraceLine]], list[Conversation]]] = MappingProxyType(
+FORMATS: Mapping[str, Callable[[str, str], list[Conversation]]] = MappingProxyType(
     {"aiperf": aiperf_conversations, "guidellm": guidellm_conversations}
 )
-"""Readers of all lines of a file, by the benchmark whose form it has."""
+"""Readers of a file, its path and its text, by the benchmark whose form it has."""
 
 
 def read_trace(name: str) -> list[Conversation]:
     """Return the conversations of a trace, ``aiperf:FILE`` or ``guidellm:FILE``, in the order in which they begin.
 
-    FILE has a JSON object a line. Times begin with the first conversation. Raises SpecdecError for another format, for
-    a file that cannot be read, and, with its line, for what is not of the format or cannot be replayed: every key is
-    used, known to change nothing, or refused by its name.
+    Times begin with the first conversation. Raises SpecdecError for another format, for a file that cannot be read,
+    and, with its line, for what is not of the format or cannot be replayed: every key is used, known to change nothing,
+    or refused by its name.
 
     Example: ``read_trace("aiperf:trace.jsonl")``
     """
     form, colon, path = name.partition(":")
     if not colon or form not in FORMATS or not path:
         raise trace_refusal(
-            f"the trace is {name!r}; expected {' or '.join(f'{one}:FILE' for one in FORMATS)}, FILE with a JSON object "
-            "a line: the benchmark's name says how it is read"
+            f"the trace is {name!r}; expected {' or '.join(f'{one}:FILE' for one in FORMATS)}: the benchmark's name "
+            "says how FILE is read"
         )
     try:
-        lines = user_text(Path(path)).split("\n")
+        text = user_text(Path(path))
     except UserFileError as error:
         raise trace_refusal(f"the trace {error}") from error
-    rows = []
-    for number, text in enumerate(lines, 1):
-        if text.strip():
-            where = f"{path}, line {number}"
-            try:
-                rows.append(TraceLine(where, parsed_json(text)))
-            except UserFileError as error:
-                raise trace_refusal(f"{where}: {text[:60]!r} is no JSON ({error}); expected an object") from error
-    if not rows:
-        raise trace_refusal(f"the trace {path} has no lines; expected a JSON object a line")
-    return _from_zero(path, FORMATS[form](rows))
+    return _from_zero(path, FORMATS[form](path, text))
 
 
 def workload_conversations(workloads: Sequence[Workload]) -> list[Conversation]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from benchsuite.measure.conversations.filler import hashed_text, new_text
 from benchsuite.measure.conversations.form import ChatMessage, Conversation, ConversationTurn
 from benchsuite.measure.conversations.line import TraceLine
+from benchsuite.measure.conversations.records import json_lines
 
 MS = 1e-3
 
@@ -43,20 +44,21 @@ class _Entry:
     system: bool = False
 
 
-def aiperf_conversations(lines: Sequence[TraceLine]) -> list[Conversation]:
+def aiperf_conversations(path: str, text: str) -> list[Conversation]:
     """Return the conversations of a file's lines, all of one kind: those that share a ``session_id`` are one.
 
     Raises SpecdecError, with the line, for what the kind has not, and for what is not replayed.
     """
+    lines = json_lines(path, text)
     kinds = [_kind(line) for line in lines]
     other = next((line for line, kind in zip(lines, kinds, strict=True) if kind != kinds[0]), None)
     if other is not None:
         other.refuse("it is of another kind than the first line", f"all lines to be {kinds[0]}")
     sessions: dict[str, list[_Entry]] = {}
     places: dict[str, TraceLine] = {}
-    for number, line in enumerate(lines, 1):
+    for line in lines:
         entries = {"multi_turn": _multi_turn, "mooncake_trace": _mooncake, "single_turn": _single_line}[kinds[0]](line)
-        name = entries[0].session or f"line {number}"
+        name = entries[0].session or line.place
         sessions.setdefault(name, []).extend(entries)
         places.setdefault(name, line)
     return [_conversation(name, entries, kinds[0], places[name]) for name, entries in sessions.items()]

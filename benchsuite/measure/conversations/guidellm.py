@@ -1,6 +1,7 @@
 """Traces in the forms that GuideLLM reads: columns of a data set, by turn, and rows of lengths with a time.
 
 Source: vllm-project/guidellm, src/guidellm/data/preprocessors/mappers.py (the names of columns),
+src/guidellm/data/deserializers/file.py and docs/guides/datasets.md (the kinds of files),
 docs/guides/multiturn.md (columns of turns), docs/guides/trace_replay.md (``trace_synthetic`` and ``mooncake``),
 src/guidellm/schemas/info.py (``relative_timestamp``, ``requeue_delay``) (2026). Times are in seconds.
 """
@@ -8,12 +9,20 @@ src/guidellm/schemas/info.py (``relative_timestamp``, ``requeue_delay``) (2026).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchsuite.measure.conversations.filler import hashed_text, new_text
-from benchsuite.measure.conversations.form import ChatMessage, Conversation, ConversationTurn
+from benchsuite.measure.conversations.form import ChatMessage, Conversation, ConversationTurn, trace_refusal
 from benchsuite.measure.conversations.line import TraceLine
+from benchsuite.measure.conversations.records import csv_rows, json_lines, json_values, text_lines
+
+FILES: Mapping[str, Callable[[str, str], list[TraceLine]]] = MappingProxyType(
+    {".jsonl": json_lines, ".json": json_values, ".csv": csv_rows, ".txt": text_lines, ".text": text_lines}
+)
+"""Readers of a file's records by the end of its name, which GuideLLM holds to the kind of file."""
 
 COLUMNS = {
     "text": ("prompt", "instruction", "question", "input", "context", "content", "conversation", "turn", "text"),
@@ -38,26 +47,33 @@ REASONS = {
 """Columns that are refused, and what to do about each."""
 
 
-def guidellm_conversations(lines: Sequence[TraceLine]) -> list[Conversation]:
-    """Return a conversation for each line: rows of lengths, if the first has ``input_length``, else of columns.
+def guidellm_conversations(path: str, text: str) -> list[Conversation]:
+    """Return a conversation for each record of a file: of lengths, if the first has ``input_length``, else of columns.
 
-    Raises SpecdecError, with the line, for what the form has not, and for what is not replayed.
+    Raises SpecdecError for another kind of file and, with the line, for what the form has not, and for what is not
+    replayed.
     """
-    rows = "input_length" in lines[0].fields
-    return [(_row if rows else _columns)(line, f"line {number}") for number, line in enumerate(lines, 1)]
+    end = Path(path).suffix.lower()
+    if end not in FILES:
+        raise trace_refusal(f"the trace {path} ends in {end!r}; of GuideLLM's files {', '.join(FILES)} are read")
+    lines = FILES[end](path, text)
+    read = _row if "input_length" in lines[0].fields else _columns
+    return [read(line) for line in lines]
 
 
-def _row(line: TraceLine, name: str) -> Conversation:
+def _row(line: TraceLine) -> Conversation:
     at, size, most = line.number("timestamp"), line.count("input_length"), line.count("output_length")
     ids = line.hash_ids(size)
     if at is None or size is None or most is None:
         line.refuse("it lacks one of timestamp, input_length and output_length", "all three")
     line.end()
     text = new_text(line.where, size) if ids is None else hashed_text(ids, size)
-    return Conversation(name, "trace", (ConversationTurn(({"role": "user", "content": text},), at, max_tokens=most),))
+    return Conversation(
+        line.place, "trace", (ConversationTurn(({"role": "user", "content": text},), at, max_tokens=most),)
+    )
 
 
-def _columns(line: TraceLine, name: str) -> Conversation:
+def _columns(line: TraceLine) -> Conversation:
     turns: dict[int, dict[str, str]] = {}
     used: dict[str, str] = {}
     for key in [*line.fields]:
@@ -82,7 +98,7 @@ def _columns(line: TraceLine, name: str) -> Conversation:
     times = [turn.at_s for turn in found if turn.at_s is not None]
     if times and (found[0].at_s is None or times != sorted(times)):
         line.refuse(f"its turns have the times {times}", "rising ones, the first turn's among them")
-    return Conversation(name, "trace", tuple(found))
+    return Conversation(line.place, "trace", tuple(found))
 
 
 def _turn(line: TraceLine, keys: dict[str, str], delay_s: float) -> ConversationTurn:

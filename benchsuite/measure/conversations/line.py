@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
@@ -35,6 +36,15 @@ class TraceLine:
         """Raise the refusal of what was found, with what was expected."""
         raise trace_refusal(f"{self.where}: {found}; expected {expected}")
 
+    @property
+    def place(self) -> str:
+        """Where it stands in its file: ``line 3``."""
+        return self.where.rpartition(", ")[2]
+
+    def value(self, name: str) -> Any:
+        """What a key has that is no text."""
+        return self.fields.pop(name, None)
+
     def text(self, name: str) -> str | None:
         """A text that is not blank."""
         value: str | None = self.fields.pop(name, None)
@@ -44,21 +54,23 @@ class TraceLine:
 
     def number(self, name: str) -> float | None:
         """A number of 0 or more."""
-        value = self.fields.pop(name, None)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-            self.refuse(f"{name} is {value!r}", "a number of 0 or more")
+        value = self.value(name)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max
+        ):
+            self.refuse(f"{name} is {value!r}"[:80], "a number of 0 or more")
         return None if value is None else float(value)
 
     def count(self, name: str) -> int | None:
         """A whole number of 1 or more."""
-        value: int | None = self.fields.pop(name, None)
+        value: int | None = self.value(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             self.refuse(f"{name} is {value!r}", "a whole number of 1 or more")
         return value
 
     def parts(self, name: str) -> list[TraceLine] | None:
         """A list of objects, at least one."""
-        value = self.fields.pop(name, None)
+        value = self.value(name)
         if value is None:
             return None
         if not isinstance(value, list) or not value:
@@ -84,7 +96,7 @@ class TraceLine:
 
     def hash_ids(self, size: int | None, name: str = "hash_ids") -> tuple[int, ...] | None:
         """The ids of blocks of a prompt of ``size`` tokens: whole numbers, one for ``BLOCK`` tokens."""
-        value = self.fields.pop(name, None)
+        value = self.value(name)
         if value is None:
             return None
         if not isinstance(value, list) or any(isinstance(one, bool) or not isinstance(one, int) for one in value):

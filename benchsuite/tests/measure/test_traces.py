@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -153,6 +155,70 @@ def test_guidellms_columns_are_turns(tmp_path: Path) -> None:
     assert (texts_of_turns(raw), raw.turns[0].tools) == ([[("user", "Hi")]], (FUNCTION,))
 
 
+def file_of_guidellm(folder: Path, name: str, text: str) -> list[Conversation]:
+    """What GuideLLM's form reads of a file of this name and text."""
+    (folder / name).write_text(text)
+    return read_trace(f"guidellm:{folder / name}")
+
+
+def test_guidellms_files_of_text_csv_and_json_are_one_trace(tmp_path: Path) -> None:
+    """The examples of its datasets.md; a line of text keeps its break, as its test_file.py has it."""
+    asked = [("Hello, how are you?", 5), ("What is your name?", 3)]
+    rows = [{"prompt": text, "output_tokens_count": most} for text, most in asked]
+    files = {
+        "a.csv": 'prompt,output_tokens_count\n"Hello, how are you?",5\nWhat is your name?,3\n',
+        "a.json": json.dumps(rows, indent=2),
+        "b.json": "\n".join(map(json.dumps, rows)),
+        "a.jsonl": "\n".join(map(json.dumps, rows)),
+    }
+    for name, text in files.items():
+        found = [one.turns for one in file_of_guidellm(tmp_path, name, text)]
+        assert found == [(ConversationTurn((user(said),), max_tokens=most),) for said, most in asked], name
+    lines = file_of_guidellm(tmp_path, "a.txt", "hello\nworld\n")
+    assert [texts_of_turns(one) for one in lines] == [[[("user", "hello\n")]], [[("user", "world\n")]]]
+
+
+def test_cells_of_csv_are_texts_numbers_and_lists_as_their_columns_want_them(tmp_path: Path) -> None:
+    """A text that looks like a number stays one; 5.0 stands where other rows have no number; empty cells are none."""
+    text = 'prompt_0,output_tokens_count_0,relative_timestamp_0,prompt_1,tools\n"12\n""x""",5.0,1.5,,\n7,,4,2,{}\n'
+    cell = json.dumps([FUNCTION]).replace('"', '""')
+    first, second = file_of_guidellm(tmp_path, "a.csv", text.format(f'"{cell}"'))
+    assert texts_of_turns(first) == [[("user", '12\n"x"')]]
+    assert [(t.max_tokens, t.at_s, t.tools) for t in first.turns] == [(5, 0.0, ())]
+    assert texts_of_turns(second) == [[("user", "7")], [("user", "2")]]
+    assert [(t.max_tokens, t.at_s, t.tools) for t in second.turns] == [(None, 2.5, (FUNCTION,)), (None, None, ())]
+    [row] = file_of_guidellm(tmp_path, "b.csv", "timestamp,input_length,output_length\n1234500.5,20,4\n")
+    assert (row.name, row.begins, row.turns[0].max_tokens) == ("line 2", 0.0, 4)
+    assert len(row.turns[0].messages[0]["content"].split()) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "prompt\nHello, how are you?\n", "a.csv, line 2: it has 2 cells; expected 1"),
+        ("a.csv", 'prompt,n\n"one\ntwo",1\n"three\n', "a.csv, line 4: it is no CSV (unexpected end of data)"),
+        ("a.csv", "prompt,prompt\na,b\n", "line 1: the column 'prompt' stands twice"),
+        ("a.csv", "prompt\n", "has no lines; expected a header and a row"),
+        ("a.csv", "prompt,output_tokens_count\nHi,five\n", "line 2: output_tokens_count is 'five'; expected a whole"),
+        ("a.csv", "prompt,output_tokens_count\nHi,2.5\n", "line 2: output_tokens_count is 2.5; expected a whole"),
+        ("a.csv", "prompt,relative_timestamp\nHi,1e999\n", "line 2: relative_timestamp is inf; expected a number"),
+        ("a.csv", "prompt,additional_column\nHi,foo\n", "the key 'additional_column' is not read; remove it"),
+        ("a.csv", "prompt,tools\nHi,look\n", "tools is 'look'; expected a list of objects"),
+        ("a.json", '[{"prompt": "Hi"}, 3]', "a.json, object 2: it is 3; expected an object"),
+        ("a.json", '[{"prompt": "Hi"}', "is no JSON (Expecting ',' delimiter"),
+        ("a.json", "[]", "has no lines; expected an array of objects"),
+        ("a.json", '{"data": [{"prompt": "Hi"}]}', "the key 'data' is not read"),
+        ("a.txt", "one\n\ntwo\n", "a.txt, line 2: text is '\\n'; expected some text"),
+        ("a.txt", "", "has no lines; expected a prompt a line"),
+        ("a.parquet", "PAR1", "ends in '.parquet'; of GuideLLM's files .jsonl, .json, .csv, .txt, .text are read"),
+    ],
+)
+def test_damaged_files_of_guidellm_are_refused_by_line(name: str, text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecdecError) as refused:
+        file_of_guidellm(tmp_path, name, text)
+    assert said in str(refused.value)
+
+
 FUNCTION: Mapping[str, Any] = {"type": "function", "function": {"name": "look"}}
 GOOD = {"turns": [{"text": "Hello"}]}
 REFUSED: Sequence[tuple[str, object, str]] = [
@@ -275,6 +341,14 @@ def as_guidellm(at: int, turns: Sequence[tuple[str, int, int]]) -> Row:
     return row
 
 
+def csv_of(rows: Sequence[Row]) -> str:
+    file = io.StringIO()
+    table = csv.DictWriter(file, [*dict.fromkeys(key for row in rows for key in row)])
+    table.writeheader()
+    table.writerows(rows)
+    return file.getvalue()
+
+
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 10**6), TURNS), min_size=1, max_size=4, unique_by=lambda one: one[0]))
 def test_a_trace_that_is_written_in_each_form_is_read_as_it_was(
@@ -295,8 +369,11 @@ def test_a_trace_that_is_written_in_each_form_is_read_as_it_was(
         "aiperf ": [row for n, (at, turns) in enumerate(written) for row in as_mooncake(f"s{n}", at, turns)],
         "guidellm": [as_guidellm(at, turns) for at, turns in written],
     }
-    for form, rows in files.items():
-        found = trace_of(folder, form.strip(), *rows)
+    read = {form: trace_of(folder, form.strip(), *rows) for form, rows in files.items()}
+    for name, text in {"a.csv": csv_of(files["guidellm"]), "a.json": json.dumps(files["guidellm"])}.items():
+        (folder / name).write_text(text, newline="")
+        read[name] = read_trace(f"guidellm:{folder / name}")
+    for found in read.values():
         assert len(found) == len(expected)
         for one, turns in zip(found, expected, strict=True):
             assert [t.messages for t in one.turns] == [t.messages for t in turns]
