@@ -86,6 +86,8 @@ class Window:
         (slot i + 1) continues. W is 1 + the length of the longest list. The upload does not wait for the device.
         """
         counts = np.array([len(tokens) for tokens in proposals])
+        if not counts.any():
+            return Window.root(context)
         padded = np.zeros((len(proposals), counts.max()), dtype=np.int64)
         above = np.tile(np.arange(-1, counts.max()), (len(proposals), 1))
         for row, tokens in enumerate(proposals):

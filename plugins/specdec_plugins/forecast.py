@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import exp, log
+from operator import getitem
 from statistics import median
 
 import numpy as np
@@ -349,21 +351,35 @@ def fastest_of_rows(
     plain decoding, the others are of at least one proposal, if there is room for any.
 
     Slots go to depths of rows in the order of their chances, until the next one costs more than it brings. A depth
-    comes after the one before it by itself, so that no other K within that width are faster.
+    comes after the one before it by itself, so that no other K within that width are faster. From all slots that bring
+    anything, those go that bring less than their price brings at the speed of all, until none does (Dinkelbach's
+    method, see ``beyond_the_usual``).
 
     Example: ``fastest_of_rows([[0.5], [0.9]], [1.0, 1.2])`` is ``[(1.0, (0, 0)), (1.7 / 1.2, (1, 1))]``.
     """
     rows = len(kept)
-    slots = sorted((-chance, depth, row) for row, chances in enumerate(kept) for depth, chance in enumerate(chances, 1))
-    gains, depths, owners = (np.array(part) for part in (zip(*slots, strict=True) if slots else ((), (), ())))
+    sums = [[*accumulate(chances, initial=0.0)] for chances in kept]
+    losses = [[-chance for chance in chances] for chances in kept]
+    firsts = [chances[0] if chances else -1.0 for chances in kept]
+    likeliest = firsts.index(max(firsts))
+    one = tuple(int(row == likeliest and bool(kept[row])) for row in range(rows))
+
+    def speed(ks: tuple[int, ...], took: float) -> float:
+        return (1 + sum(map(getitem, sums, ks)) / rows) / (took + price * sum(ks))
+
     found = [(1 / seconds[0], (0,) * rows)]
     for k, took in enumerate(seconds[1:], 1):
-        within = depths <= k
-        counts = np.arange(1, within.sum() + 1)
-        speeds = (rows - np.cumsum(gains[within])) / rows / (took + price * counts)
-        best = int(speeds.argmax()) if len(speeds) else -1
-        given = np.bincount(owners[within][: best + 1].astype(int), minlength=rows)
-        found.append((float(speeds[best]) if len(speeds) else 1 / took, tuple(given.tolist())))
+        ks = tuple(min(k, bisect_left(loss, 0.0)) for loss in losses)
+        ks = ks if any(ks) else one
+        best = speed(ks, took)
+        while price:
+            least = -price * rows * best
+            fewer = tuple(min(k, bisect_left(loss, least)) for loss in losses)
+            fewer = fewer if any(fewer) else one
+            if (faster := speed(fewer, took)) <= best:
+                break
+            ks, best = fewer, faster
+        found.append((best, ks))
     return found
 
 

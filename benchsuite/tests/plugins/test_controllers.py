@@ -21,7 +21,7 @@ from benchsuite.tests.steps_rig import KnownCosts, book_step, sized_env
 from specdec import Controller, SpecdecError
 from specdec.devices import Stopwatch
 from specdec.interfaces import Env
-from specdec.stats import RowStep, Stats, Step
+from specdec.stats import RowStats, RowStep, Stats, Step
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.controllers.goodput import Goodput
@@ -156,6 +156,7 @@ def test_goodput_forgets_all_but_the_times_measured_when_it_was_built(
             "_most_rows",
             "_probe",
             "_usual",
+            "_due",
             "_k",
         }
         controller.forget()
@@ -303,6 +304,29 @@ def test_goodput_notices_text_that_becomes_predictable_again(goodput: Goodput) -
 
     simulation.run(watched, 60, constant(0.95))
     assert min(ks[40:]) >= 6, ks
+
+
+def test_while_nothing_is_proposed_the_same_request_is_told_what_a_new_forecast_would_say() -> None:
+    """The twin sees another request in every step and so forecasts anew. Proposals are refused, kept, and refused."""
+
+    def text(step: int, coins: random.Random) -> Iterator[bool]:
+        return constant(0.95 if 200 <= step < 300 else 0.05)(step, coins)
+
+    asked = []
+    for new in (False, True):
+        simulation, ks = Simulation(slope=0.2, cost=0.1), list[Any]()
+        controller = Goodput(_timed(simulation), maximum=MOST)
+
+        def watched(stats: Stats, new: bool = new, of: Controller = controller, ks: list[Any] = ks) -> Any:
+            stats.rows = (RowStats(len(stats.steps) if new else 0, room=99),)
+            ks.append(of.next_k(stats))
+            return ks[-1]
+
+        simulation.run(watched, 500, text)
+        asked.append(ks)
+    assert asked[0] == asked[1]
+    assert asked[0].count(0) > 250, "the longest rests are seen"
+    assert max(asked[0][250:300]) > 2, asked[0]
 
 
 @pytest.mark.slow

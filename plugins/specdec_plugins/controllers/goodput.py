@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import sqrt
+from math import ceil, sqrt
 from typing import Annotated
 
 from specdec import Controller, SpecdecError, hookimpl
@@ -12,6 +12,7 @@ from specdec.lengths import Ks, each_k
 from specdec.stats import Stats, Step
 from specdec_plugins.calibrated import CalibratedCosts
 from specdec_plugins.forecast import (
+    PACE,
     Chances,
     Forwards,
     Times,
@@ -42,7 +43,8 @@ class Goodput(Controller):
     for the expected window width, with so many rows and so much context, calibrated on a spare arena when the engine is
     built and corrected in every step (``specdec_plugins.forecast.Forwards``), the draft's time for K, and the time of
     the rest. While K is 0, a probe proposes from time to time, to notice text that becomes predictable again; probes
-    cost less than one percent. Trees are proposed whole or not at all. Chances and times pass from run to run until
+    cost less than one percent, and until one is due nothing is forecast as long as the rows are the same. Trees are
+    proposed whole or not at all. Chances and times pass from run to run until
     ``forget``, which keeps only the calibration.
 
     Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times instead of a model of them.
@@ -84,6 +86,8 @@ class Goodput(Controller):
         self._stats, self._seen = stats, 0
         self._usual = 0.0  # the speed of the last steps, as it was predicted; 0 before the first
         self._k: Ks = 0
+        self._due = 0  # until so many steps since the last proposals K stays 0 for the same rows
+        self._resting: tuple[int, ...] = ()
 
     @property
     def max_k(self) -> int:
@@ -96,11 +100,18 @@ class Goodput(Controller):
             self._begin(stats)
             self._kept.faded(0.5)
             self._made.faded(0.5)
-        for step in stats.steps[self._seen :]:
-            self._learn(stats, step)
-        self._seen = len(stats.steps)
         if stats.lengths:
             self._costs_of.length = max(stats.lengths)  # attention reads as many cells for every row
+        rows = stats.batch, bool(stats.waiting), *(row.request for row in stats.rows)
+        unseen = stats.steps[self._seen :]
+        # Nothing is seen of proposals while none are made: until a probe is due, the same rows get the same answer.
+        if self._since + len(unseen) < self._due and rows == self._resting:
+            return self._k
+        self._seen += len(unseen)
+        self._since += len(unseen[:-PACE])  # of steps without proposals the last ones say what the times are
+        for step in unseen[-PACE:]:
+            self._learn(stats, step)
+        self._due, self._resting = 0, rows
         self._k = self._choose()
         return self._k
 
@@ -133,16 +144,20 @@ class Goodput(Controller):
             expected = {0: expected[0], self._most: expected[self._most]}
         fastest = fastest_k(expected)
         self._usual = USUAL * (self._usual or expected[fastest]) + (1 - USUAL) * expected[fastest]
-        if self._steps_differ:
+        if fastest > 0 and self._steps_differ:
             seconds = dict(enumerate(step_seconds(*self._costs())))
-            k = fastest_k(beyond_the_usual(expected, seconds, self._usual))
-        else:
-            k = fastest
+            return fastest_k(beyond_the_usual(expected, seconds, self._usual))
         if fastest > 0:
-            return k
+            return fastest
         tried = fastest_k({k: speed for k, speed in expected.items() if k})
         loss = 1 - expected[tried] / expected[0]
-        return tried if self._since >= max(self._probe, loss / CHEAP) and self._affords(tried) else 0
+        due = max(self._probe, ceil(loss / CHEAP))
+        if self._since >= due:
+            if self._affords(tried):
+                return tried
+            due = self._since + self._probe
+        self._due = due
+        return 0
 
     def _affords(self, k: int) -> bool:
         """Whether a probe of this K, when it is due, is worth what it costs if nothing comes of it."""
