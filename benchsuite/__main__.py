@@ -15,15 +15,15 @@ def benchsuite_main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code (2 for a SpecdecError, whose text goes to standard error)."""
     given = _parser().parse_args(arguments)
     # Slow imports come after parsing, so that --help and a wrong option answer at once.
-    from specdec.errors import SpecdecError
+    from specdec.errors import SpecdecError, folded
 
     try:
         given.run(given)
     except SpecdecError as error:
-        print(f"benchsuite: {error}", file=sys.stderr)
+        print(folded(f"benchsuite: {error}"), file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"benchsuite: {error.filename}: {error.strerror}; name another file", file=sys.stderr)
+        print(folded(f"benchsuite: {error.filename}: {error.strerror}; name another file"), file=sys.stderr)
         return 2
     return 0
 

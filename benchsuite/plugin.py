@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,7 @@ from benchsuite.run.request import read_request
 from benchsuite.run.serving import ServingPlugin
 from benchsuite.run.shards import ShardPlugin
 from benchsuite.run.speculation import ComparisonPlugin
+from specdec.errors import folded
 from specdec.unpackaged import add_plugin_source
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
         if name.startswith(("--specdec", "--gate")):
             close = difflib.get_close_matches(name, mine, 1, NEAR)
             near = f"; the nearest is {close[0]}" if close else ""
-            raise pytest.UsageError(f"there is no option {name}{near} (pytest --help lists all)")
+            raise _folded_usage(pytest.UsageError(f"there is no option {name}{near} (pytest --help lists all)"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -113,6 +115,20 @@ def pytest_configure(config: pytest.Config) -> None:
             register(gate, GATE)
     except GateError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(specname="pytest_cmdline_main", wrapper=True)
+def pytest_cmdline_main_folded() -> Generator[None, int | None, int | None]:
+    """Give a refusal lines of the terminal's width. pytest sees no hook whose name begins otherwise."""
+    try:
+        return (yield)
+    except pytest.UsageError as error:
+        raise _folded_usage(error) from None
+
+
+def _folded_usage(error: pytest.UsageError) -> pytest.UsageError:
+    begins = "ERROR: "  # which pytest prints before it
+    return pytest.UsageError(*(folded(f"{begins}{text}").removeprefix(begins) for text in error.args))
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:

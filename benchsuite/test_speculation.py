@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from specdec.errors import folded
+
 if TYPE_CHECKING:
     from benchsuite.measure.rows import Row
 
@@ -14,4 +16,4 @@ pytestmark = pytest.mark.slow
 
 def test_speculation(specdec_benchmark: Row) -> None:
     if specdec_benchmark.failure:
-        pytest.fail(specdec_benchmark.failure, pytrace=False)
+        pytest.fail(folded(specdec_benchmark.failure), pytrace=False)

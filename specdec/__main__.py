@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code (2 for a SpecdecError, whose text goes to standard error)."""
     options = _parser().parse_args(arguments)
     # Slow imports come after parsing, so that --help and a wrong option answer at once.
-    from specdec.errors import SpecdecError
+    from specdec.errors import SpecdecError, folded
 
     try:
         _check_together(options)
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             _run_prompt(options)
     except SpecdecError as error:
-        print(f"specdec: {error}", file=sys.stderr)
+        print(folded(f"specdec: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

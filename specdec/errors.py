@@ -18,7 +18,7 @@ RAISED = (Exception, SystemExit)
 
 
 def unknown(kind: str, got: str, choices: Iterable[str], hint: str = "") -> SpecdecError:
-    """The error for a name that is not registered.
+    """The error for a name that is not registered: up to three names like it, the nearest first, then all.
 
     Example: ``unknown("draft", "ngrm", ["ngram", "oracle"])`` reads ``unknown draft 'ngrm'; did you
     mean 'ngram'? choices: ngram, oracle``.
@@ -26,7 +26,26 @@ def unknown(kind: str, got: str, choices: Iterable[str], hint: str = "") -> Spec
     import difflib
 
     names = sorted(choices)
-    close = difflib.get_close_matches(got, names, n=1)
-    guess = f"; did you mean {close[0]!r}?" if close else ";"
+    *others, last = [*map(repr, difflib.get_close_matches(got, names))] or [""]
+    near = f"{', '.join(others)} or {last}" if others else last
+    guess = f"; did you mean {near}?" if near else ";"
     text = f"unknown {kind} {got!r}{guess} choices: {', '.join(names) or 'none'}"
     return SpecdecError(f"{text}. {hint}" if hint else text)
+
+
+def folded(text: str, width: int | None = None) -> str:
+    """Return a text in lines of at most ``width`` characters, cut at blanks; the rest of a longer line is indented.
+
+    ``width``: by default the terminal's, or 100 where there is none. A word that is longer keeps a line of its own.
+
+    Example: ``folded("unknown draft 'ngrm'", 15)`` is ``"unknown draft\\n  'ngrm'"``.
+    """
+    import shutil
+    import textwrap
+
+    most = width or shutil.get_terminal_size((100, 24)).columns
+    lines = [
+        textwrap.fill(line, most, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    ]
+    return "\n".join(lines)

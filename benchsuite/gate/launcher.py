@@ -85,10 +85,11 @@ class Launcher:
             except subprocess.TimeoutExpired:
                 raise GateError(f"a launch took longer than {LONGEST} s: {' '.join(command)}") from None
             if checkout and done.returncode == USAGE_ERROR:
-                if NO_BENCHMARKS in done.stdout + done.stderr:
+                printed = _unfolded(done.stdout + done.stderr)
+                if NO_BENCHMARKS in printed:
                     return Record(record_origin(top, None), {})
                 folders = [folder, *map(Path, variables[OWN].split(os.pathsep))]
-                if self._found_lacking(done.stdout + done.stderr, folders):
+                if self._found_lacking(printed, folders):
                     return self.measure(checkout, plant)
             if done.returncode or not file.exists():
                 raise GateError(_failed_launch("the base" if checkout else "this checkout", done, arguments))
@@ -166,7 +167,7 @@ def reason_in(output: str) -> str:
 
     Example: ``reason_in("E   RuntimeError: no\\n1 failed in 0.1s")`` is ``RuntimeError: no``.
     """
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in _unfolded(output).splitlines() if line.strip()]
 
     def first(begins: str) -> list[str]:
         found = [line.removeprefix(begins).strip() for line in lines if line.startswith(begins)]
@@ -174,6 +175,11 @@ def reason_in(output: str) -> str:
 
     said = [*first("ERROR: "), *first("E  ")] or first("FAILED ") or first("ERROR ") or [*lines[-1:], "no output"][:1]
     return "; ".join(dict.fromkeys(said))
+
+
+def _unfolded(output: str) -> str:
+    """What pytest printed, with each refusal on one line again (``specdec.errors.folded``)."""
+    return re.sub(r"^ERROR: .*(\n  \S.*)+", lambda found: found[0].replace("\n  ", " "), output, flags=re.M)
 
 
 def _means(said: str, name: str, folder: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from benchsuite.report.document import Code, Document, Lines, Part, Section, Table
 from benchsuite.report.plots import Plot
+from specdec.errors import folded
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,11 +54,7 @@ def _for_terminal(part: Part) -> str:
 
 def wrapped(lines: Sequence[str]) -> list[str]:
     """Return lines of at most ``WIDTH`` characters, cut at blanks; the rest of a longer one is indented."""
-    return [
-        part
-        for line in lines
-        for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    ]
+    return [part for line in lines for part in folded(line, WIDTH).splitlines()]
 
 
 def _laid_out(table: Table, form: Literal["plain", "github"]) -> str:

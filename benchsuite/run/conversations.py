@@ -48,7 +48,7 @@ class ConversationPlugin(TargetPlugin["ConversationBench"]):
 
     def bench(self, name: str) -> ConversationBench:
         """Return the benchmark of one item, built once; fails the test if it cannot be built."""
-        from specdec.errors import SpecdecError
+        from specdec.errors import SpecdecError, folded
 
         if name == SERVERS and name not in self.benches:
             from benchsuite.benches.conversations.bench import ConversationBench
@@ -59,7 +59,7 @@ class ConversationPlugin(TargetPlugin["ConversationBench"]):
                 self.benches[name] = ConversationBench(plan, servers=servers_of(self.request, plan.endpoints))
                 self.benches[name].prepare()
             except SpecdecError as error:
-                pytest.fail(str(error), pytrace=False)
+                pytest.fail(folded(str(error)), pytrace=False)
         return super().bench(name)
 
     def build(self, name: str, loaded: Loaded, target: ArenaModel) -> ConversationBench:

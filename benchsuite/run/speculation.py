@@ -251,17 +251,17 @@ class ComparisonPlugin:
 
     def row(self, name: str) -> Row:
         """The measured row of an arm; fails the requesting test if its workload cannot be measured."""
-        from specdec.errors import SpecdecError
+        from specdec.errors import SpecdecError, folded
 
         if self._split:
-            pytest.fail(self._split, pytrace=False)
+            pytest.fail(folded(self._split), pytrace=False)
         assert self.bench is not None
         try:
             with uncaptured(self.config):
                 return self.bench.row(self.arms[name], self._tick(self.bench))
         except SpecdecError as error:
             said = str(error)
-        pytest.fail(f"{name}: {said}", pytrace=False)
+        pytest.fail(folded(f"{name}: {said}"), pytrace=False)
 
     def _tick(self, bench: Bench) -> Callable[[str], None]:
         if not self.ranks_plugin.first:

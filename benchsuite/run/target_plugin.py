@@ -70,13 +70,13 @@ class TargetPlugin(ABC, Generic[B]):
 
     def bench(self, name: str) -> B:
         """Return the benchmark of one setting, built once; fails the test if the target cannot be loaded."""
-        from specdec.errors import SpecdecError
+        from specdec.errors import SpecdecError, folded
 
         if name not in self.benches:
             try:
                 self.benches[name] = self._loaded(name)
             except SpecdecError as error:
-                pytest.fail(f"--specdec-target {name}: {error}", pytrace=False)
+                pytest.fail(folded(f"--specdec-target {name}: {error}"), pytrace=False)
         return self.benches[name]
 
     def _loaded(self, name: str) -> B:

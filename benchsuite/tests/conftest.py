@@ -173,6 +173,12 @@ def run(python: Python, tmp_path: Path) -> Run:
 
 
 @pytest.fixture
+def endless_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal in which each message of a command of this process has one line."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
+@pytest.fixture
 def cold(tmp_path: Path) -> Run:
     """As ``run``, in an interpreter that starts and imports by itself."""
 
@@ -199,7 +205,7 @@ def inside(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
 
     def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         assert arguments[:2] == ("-m", "pytest")
-        return run_inside(arguments[2:], tmp_path, {**os.environ, **environment}, written)
+        return run_inside(arguments[2:], tmp_path, {**os.environ, "COLUMNS": "1000", **environment}, written)
 
     def launch(
         command: Sequence[str], folder: Path, variables: Mapping[str, str], seconds: float | None = None

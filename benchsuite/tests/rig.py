@@ -203,7 +203,7 @@ def without_xdist(variables: Mapping[str, str]) -> dict[str, str]:
 def child_variables(path: str, given: dict[str, str]) -> dict[str, str]:
     """Return the environment of a process that a test starts, with ``path`` as PYTHONPATH."""
     outer = without_xdist(os.environ)
-    ours = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
+    ours = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "1000", "NO_COLOR": "1"}
     ours |= {"CUDA_VISIBLE_DEVICES": ""}  # on a GPU other rows would run by default
     # A file that is written twice within a second would be run from the first one's bytecode.
     ours |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "-p no:randomly"}

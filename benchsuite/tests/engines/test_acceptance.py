@@ -9,6 +9,8 @@ from benchsuite.engines.acceptance import enough_steps
 from benchsuite.tests.synthetic_servers import APositionLate, LongerMean, SyntheticServer, synthetic_url
 from specdec_plugins.schedule import schedule_of
 
+pytestmark = pytest.mark.usefixtures("endless_line")
+
 ASKED = schedule_of(4, length=2.6)
 
 

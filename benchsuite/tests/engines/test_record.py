@@ -15,6 +15,8 @@ from benchsuite.__main__ import benchsuite_main
 from benchsuite.engines.record import read_recorded, recorded_requests, without_paths
 from specdec_plugins.endpoints.named import KEY
 
+pytestmark = pytest.mark.usefixtures("endless_line")
+
 LONG = "é" * 9_000
 
 

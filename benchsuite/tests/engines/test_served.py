@@ -19,6 +19,8 @@ from benchsuite.engines.served import serve_until_signal
 from benchsuite.tests.engines.standing_in import StandInEnvironment
 from specdec import SpecdecError
 
+pytestmark = pytest.mark.usefixtures("endless_line")
+
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Iterator[StandInEnvironment]:

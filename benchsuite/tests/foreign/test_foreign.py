@@ -312,6 +312,7 @@ def test_any_json_is_read_or_refused_with_our_error(content: Any) -> None:
     assert any(run.figures for run in found.runs)
 
 
+@pytest.mark.usefixtures("endless_line")
 def test_the_command_shows_and_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert benchsuite_main(["convert", str(RECORDED / "aiperf.json")]) == 0
     shown = capsys.readouterr().out

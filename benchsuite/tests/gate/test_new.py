@@ -256,6 +256,7 @@ ERROR: not found: test_b.py
         (PRINTED, "not found: test_b.py; ModuleNotFoundError: No module named 'no_such_module'"),
         (PRINTED.replace("ERROR: ", "nothing "), "ModuleNotFoundError: No module named 'no_such_module'"),
         (PRINTED.replace("E  ", "nothing"), "not found: test_b.py"),
+        ("ERROR: a reason\n  that goes\n  on\n\n  other\n", "a reason that goes on"),
         (PRINTED.replace("E  ", "").replace("ERROR: ", ""), "test_a.py::test_work - RuntimeError: no"),
         ("E   \nE   ValueError: x\n", "ValueError: x"),
         ("Segmentation fault\n\n", "Segmentation fault"),

@@ -929,6 +929,7 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
         (("--arms", "ngrm/match"), "ngram"),
     ],
 )
+@pytest.mark.usefixtures("endless_line")
 def test_predictions_that_cannot_be_made_are_refused(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

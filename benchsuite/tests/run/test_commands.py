@@ -22,6 +22,8 @@ from benchsuite.store.journal import Journal, manifest
 from benchsuite.tests.report.made_parts import measured_part
 from benchsuite.tests.rig import requested
 
+pytestmark = pytest.mark.usefixtures("endless_line")
+
 RECORDED = Path(__file__).parents[1] / "recorded"
 
 OF_TEXT = (

@@ -85,6 +85,16 @@ def test_wrong_options_are_refused_before_torch_is_imported(cold: Run, tmp_path:
 
 
 @pytest.mark.slow
+def test_a_refusal_has_lines_of_the_terminals_width(run: Run) -> None:
+    words = ("-m", "pytest", *SHORT, "--specdec-draft=ngrm")
+    wide, narrow = (run(*words, COLUMNS=str(width)).stderr for width in (1000, 60))
+    assert wide.startswith("ERROR: unknown draft 'ngrm'; did you mean 'ngram'? choices: ")
+    assert len(wide.splitlines()[0]) > 300
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert narrow.split() == wide.split()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistyped", "nearest"),
     [

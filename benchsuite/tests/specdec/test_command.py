@@ -19,6 +19,8 @@ from benchsuite.tests.rig import Run
 from specdec import Completion, Engine, SamplingParams
 from specdec.__main__ import main
 
+pytestmark = pytest.mark.usefixtures("endless_line")
+
 
 @pytest.mark.slow
 def test_the_command_tells_tokens_apart_without_colour(run: Run) -> None:

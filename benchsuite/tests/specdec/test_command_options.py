@@ -41,7 +41,7 @@ class Command:
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
+def command(capsys: pytest.CaptureFixture[str], endless_line: None) -> Command:
     return Command(capsys)
 
 

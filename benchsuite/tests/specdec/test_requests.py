@@ -25,6 +25,8 @@ from specdec.arena import BUCKET
 from specdec.jobs import Job, OutFile, Prompts, read_jobs, run_jobs
 from specdec.text import shown_text
 
+pytestmark = pytest.mark.usefixtures("endless_line")
+
 
 def write(path: Path, *lines: object) -> Path:
     """Write lines of JSON; a text is written as it is."""

@@ -10,14 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from benchsuite.conformance.models.tiny import registry
 from specdec import SamplingParams, SpecdecError, acceptance
 from specdec.cache import cache_root
 from specdec.decoder import Cells, DecoderWeights, decode
-from specdec.errors import unknown
+from specdec.errors import folded, unknown
 from specdec.interfaces import OPS, Backend
 from specdec.ops import Ops
 from specdec.peer import absent, refuse_params, require_whole
@@ -30,7 +32,13 @@ from specdec.threads import kernel_threads, one_torch_thread
         ("ngrm", ["oracle", "ngram"], "", "unknown draft 'ngrm'; did you mean 'ngram'? choices: ngram, oracle"),
         ("zzz", ["oracle", "ngram"], "", "unknown draft 'zzz'; choices: ngram, oracle"),
         ("zzz", ["b"], "Look again.", "unknown draft 'zzz'; choices: b. Look again."),
-        ("ab", ["abd", "abc"], "", "unknown draft 'ab'; did you mean 'abd'? choices: abc, abd"),
+        ("ab", ["abd", "abc"], "", "unknown draft 'ab'; did you mean 'abd' or 'abc'? choices: abc, abd"),
+        (
+            "abcd",
+            ["axxbc", "abcdxxx", "abcdx3", "abcd3"],
+            "",
+            "unknown draft 'abcd'; did you mean 'abcd3', 'abcdx3' or 'abcdxxx'? choices: abcd3, abcdx3, abcdxxx, axxbc",
+        ),
         ("zzz", [], "", "unknown draft 'zzz'; choices: none"),
     ],
 )
@@ -40,6 +48,24 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all_choices_in_order(
     error = unknown("draft", got, iter(choices), *([hint] if hint else []))
     assert type(error) is SpecdecError
     assert str(error) == message
+
+
+@hypothesis.given(
+    st.lists(st.lists(st.sampled_from(["a", "word", "co-operate", "x" * 30]), min_size=1), min_size=1),
+    st.integers(10, 60),
+)
+def test_a_message_has_lines_of_the_terminals_width_and_its_own_words(lines: list[list[str]], width: int) -> None:
+    text = "\n".join(map(" ".join, lines))
+    shown = folded(text, width)
+    assert shown.split() == text.split()
+    assert all(len(line) <= width or len(line.split()) == 1 for line in shown.splitlines())
+    assert shown.replace("\n  ", " ") == text, "more is only indented"
+
+
+def test_a_message_is_folded_at_the_terminals_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (40, 70, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert folded("word " * 100) == folded("word " * 100, width)
 
 
 def test_the_cache_is_where_it_is_said_to_be_or_in_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ from benchsuite.tests.rig import SETTING, SHORT, Python, Run, child_variables, r
 from specdec.errors import SpecdecError
 from specdec.installed import LOAD_PLUGINS
 
+pytestmark = pytest.mark.usefixtures("endless_line")
+
 OPTIONS = {"baseline": "plain", "target": "tiny", "shard": ""}
 SETTINGS = [SETTING.replaced(workload=name, max_new_tokens=8) for name in ("chat", "reasoning")]
 

@@ -45,7 +45,7 @@ from benchsuite.workshop.predictions.grid import (
     regrets,
 )
 from benchsuite.workshop.predictions.planted import planted_parts, refusals
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, folded
 from specdec.lists import split_list
 
 WORKLOADS = "chat,question_answering,summarisation,code_editing,rewriting,reasoning"
@@ -99,7 +99,7 @@ def predictions_main(arguments: list[str] | None = None) -> int:
             complete=True,
         )
     except SpecdecError as error:
-        print(f"benchsuite.workshop.predictions: {error}", file=sys.stderr)
+        print(folded(f"benchsuite.workshop.predictions: {error}"), file=sys.stderr)
         return 2
     print(text)
     print(folder)

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from specdec import Registry, SpecdecError, catalog
 from specdec.devices import pick_device
+from specdec.errors import folded
 from specdec.model import ArenaModel
 from specdec_plugins.heads import corpus, exported, files, start, training
 from specdec_plugins.heads.dflash_head import DFlashHead
@@ -107,7 +108,7 @@ def heads_main(arguments: list[str] | None = None) -> None:
         else:
             _train(given, loaded)
     except SpecdecError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(folded(f"error: {error}"))
 
 
 def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
