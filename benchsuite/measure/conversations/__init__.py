@@ -13,31 +13,31 @@ from pathlib import Path
 from types import MappingProxyType
 
 from benchsuite.machine.user_files import UserFileError, user_text
-from benchsuite.measure.conversations.aiperf import aiperf_conversations
+from benchsuite.measure.conversations.aiperf import AIPERF
 from benchsuite.measure.conversations.form import Conversation, ConversationTurn, trace_refusal
 from benchsuite.measure.conversations.guidellm import guidellm_conversations
 from benchsuite.measure.workloads import Workload
 
 FORMATS: Mapping[str, Callable[[str, str], list[Conversation]]] = MappingProxyType(
-    {"aiperf": aiperf_conversations, "guidellm": guidellm_conversations}
+    {**AIPERF, "guidellm": guidellm_conversations}
 )
-"""Readers of a file, its path and its text, by the benchmark whose form it has."""
+"""Readers of a file, its path and its text, by the benchmark whose form it has, and by its kind."""
 
 
 def read_trace(name: str) -> list[Conversation]:
     """Return the conversations of a trace, ``aiperf:FILE`` or ``guidellm:FILE``, in the order in which they begin.
 
-    Times begin with the first conversation. Raises SpecdecError for another format, for a file that cannot be read,
-    and, with its line, for what is not of the format or cannot be replayed: every key is used, known to change nothing,
-    or refused by its name.
+    ``aiperf/KIND:FILE`` names the kind of AIPerf's where a file does not say it. Times begin with the first
+    conversation. Raises SpecdecError for another format, for a file that cannot be read, and, with its line, for what
+    is not of the format or cannot be replayed: every key is used, known to change nothing, or refused by its name.
 
     Example: ``read_trace("aiperf:trace.jsonl")``
     """
     form, colon, path = name.partition(":")
     if not colon or form not in FORMATS or not path:
         raise trace_refusal(
-            f"the trace is {name!r}; expected {' or '.join(f'{one}:FILE' for one in FORMATS)}: the benchmark's name "
-            "says how FILE is read"
+            f"the trace is {name!r}; expected aiperf:FILE or guidellm:FILE, as the benchmark's name says how FILE is "
+            f"read, or a kind's name: {', '.join(f'{one}:FILE' for one in FORMATS if '/' in one)}"
         )
     try:
         text = user_text(Path(path))

@@ -1,19 +1,23 @@
-"""Traces in the forms that AIPerf reads: single turns, conversations of several turns, and Mooncake's traces.
+"""Traces in the forms that AIPerf reads: single turns, conversations of several turns, and traces of servers.
 
 Source: ai-dynamo/aiperf, src/aiperf/dataset/loader/models.py (SingleTurn, MultiTurn, MooncakeTrace), multi_turn.py,
-single_turn.py, docs/benchmark-modes/trace-replay.md and docs/reference/conversation-context-mode.md (2026). Times are
-in milliseconds.
+single_turn.py, composer/custom.py (how a file's type is found), docs/benchmark-modes/trace-replay.md and
+docs/reference/conversation-context-mode.md (2026). Times are in milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 
-from benchsuite.measure.conversations.filler import hashed_text, new_text
+from benchsuite.measure.conversations.bailian import bailian_conversations
+from benchsuite.measure.conversations.burstgpt import burstgpt_conversations, is_burstgpt
+from benchsuite.measure.conversations.filler import hashed_text
 from benchsuite.measure.conversations.form import ChatMessage, Conversation, ConversationTurn
 from benchsuite.measure.conversations.line import TraceLine
-from benchsuite.measure.conversations.records import json_lines
+from benchsuite.measure.conversations.records import csv_rows, json_lines
 
 MS = 1e-3
 
@@ -26,6 +30,9 @@ KINDS = {
     "single_turn": ("text", "texts"),
 }
 """Kinds of lines, in the order in which they are looked for, by the keys of which a line of the kind has one."""
+
+BAILIAN, BURSTGPT = "bailian_trace", "burst_gpt_trace"
+"""Kinds of traces of servers, which have readers of their own."""
 
 REASONS = {
     "extra": "fields of single requests are not sent",
@@ -44,19 +51,25 @@ class _Entry:
     system: bool = False
 
 
-def aiperf_conversations(path: str, text: str) -> list[Conversation]:
-    """Return the conversations of a file's lines, all of one kind: those that share a ``session_id`` are one.
+def aiperf_conversations(path: str, text: str, kind: str = "") -> list[Conversation]:
+    """Return the conversations of a file's records, all of one ``kind``: what is in the file says of which, if none is
+    named. Lines that share a ``session_id`` are one conversation.
 
-    Raises SpecdecError, with the line, for what the kind has not, and for what is not replayed.
+    Raises SpecdecError, with the line, for what the kind has not, for what is not replayed, and for what may be of two.
     """
+    if kind == BURSTGPT or (not kind and is_burstgpt(text)):
+        return burstgpt_conversations(csv_rows(path, text))
     lines = json_lines(path, text)
-    kinds = [_kind(line) for line in lines]
+    kinds = [kind or _kind(line) for line in lines]
     other = next((line for line, kind in zip(lines, kinds, strict=True) if kind != kinds[0]), None)
     if other is not None:
         other.refuse("it is of another kind than the first line", f"all lines to be {kinds[0]}")
+    if kinds[0] == BAILIAN:
+        return bailian_conversations(lines)
     sessions: dict[str, list[_Entry]] = {}
     places: dict[str, TraceLine] = {}
     for line in lines:
+        line.choice("type", (kinds[0],))
         entries = {"multi_turn": _multi_turn, "mooncake_trace": _mooncake, "single_turn": _single_line}[kinds[0]](line)
         name = entries[0].session or line.place
         sessions.setdefault(name, []).extend(entries)
@@ -64,12 +77,29 @@ def aiperf_conversations(path: str, text: str) -> list[Conversation]:
     return [_conversation(name, entries, kinds[0], places[name]) for name, entries in sessions.items()]
 
 
+AIPERF: Mapping[str, Callable[[str, str], list[Conversation]]] = MappingProxyType(
+    {
+        "aiperf": aiperf_conversations,
+        **{f"aiperf/{kind}": partial(aiperf_conversations, kind=kind) for kind in (*KINDS, BAILIAN, BURSTGPT)},
+    }
+)
+"""Readers of files that say their kind themselves, and of files whose kind is named."""
+
+
 def _kind(line: TraceLine) -> str:
+    said = line.fields.get("type")
+    if "chat_id" in line.fields and "input_length" in line.fields:
+        if said is None:
+            line.refuse(
+                f"it has chat_id, as lines of {BAILIAN}, and no type, as lines of mooncake_trace",
+                f'a type in every line, as in "type": "text", or aiperf/{BAILIAN}:FILE',
+            )
+        if said not in tuple(KINDS):
+            return BAILIAN
     found = next((kind for kind, keys in KINDS.items() if any(key in line.fields for key in keys)), None)
     if found is None:
         keys = ", ".join(line.fields) or "no keys"
         line.refuse(f"it has {keys}", f"one of {', '.join(key for keys in KINDS.values() for key in keys)}")
-    line.choice("type", (found,))
     return found
 
 
@@ -137,7 +167,7 @@ def _mooncake(line: TraceLine) -> list[_Entry]:
     mode = line.choice("message_mode", ("history", "delta"))
     context = line.choice("context_mode", (SYNTHETIC, REPLACED))
     messages, text, size = line.messages(), line.text("text_input"), line.count("input_length")
-    ids, tools = line.hash_ids(size), line.tools()
+    ids, tools = line.hash_ids(size, prefix=True), line.tools()
     if messages is None and (tools or mode):
         line.refuse("it has tools or a message_mode without messages", "messages")
     whole = context == REPLACED or (messages is not None and mode != "delta")
@@ -146,7 +176,7 @@ def _mooncake(line: TraceLine) -> list[_Entry]:
     at_s, delay_s, most = _times(line)
     line.end(reasons=REASONS)
     if size is not None:
-        text = new_text(line.where, size) if ids is None else hashed_text(ids, size)
+        text = hashed_text(ids or (), size, rest=line.where)
     if messages is None:
         messages = ({"role": "user", "content": text},)
     return [_Entry(session, ConversationTurn(messages, at_s, delay_s, most, whole, tools))]

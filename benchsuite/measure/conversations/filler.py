@@ -39,14 +39,18 @@ def new_text(name: str, words: int) -> str:
     return _words(Random(f"text {name}"), words)
 
 
-def hashed_text(ids: Sequence[int], words: int) -> str:
-    """Return a text of so many words, a block of ``BLOCK`` for each id, the last of which may be shorter.
+def hashed_text(ids: Sequence[int], words: int, block: int = BLOCK, rest: str = "") -> str:
+    """Return a text of so many words, of which each id is a ``block``; the last may be shorter.
 
-    Equal ids are equal blocks, so that prompts share what they shared when the trace was recorded.
+    Equal ids are equal blocks, so that prompts share what they shared when the trace was recorded. Words beyond all
+    blocks are another text for every name ``rest``.
     Example: ``hashed_text([7, 9], 600)`` begins as ``hashed_text([7], 512)``.
     """
-    lengths = [BLOCK] * (len(ids) - 1) + [words - BLOCK * (len(ids) - 1)]
-    return " ".join(_words(Random(f"block {one}"), length) for one, length in zip(ids, lengths, strict=True))
+    lengths = [min(block, words - block * place) for place in range(len(ids))]
+    texts = [_words(Random(f"block {one}"), length) for one, length in zip(ids, lengths, strict=True)]
+    if left := words - sum(lengths):
+        texts.append(new_text(rest, left))
+    return " ".join(texts)
 
 
 NONCE = 6

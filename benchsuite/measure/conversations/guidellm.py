@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benchsuite.measure.conversations.filler import hashed_text, new_text
+from benchsuite.measure.conversations.filler import hashed_text
 from benchsuite.measure.conversations.form import ChatMessage, Conversation, ConversationTurn, trace_refusal
 from benchsuite.measure.conversations.line import TraceLine
 from benchsuite.measure.conversations.records import csv_rows, json_lines, json_values, text_lines
@@ -67,7 +67,7 @@ def _row(line: TraceLine) -> Conversation:
     if at is None or size is None or most is None:
         line.refuse("it lacks one of timestamp, input_length and output_length", "all three")
     line.end()
-    text = new_text(line.where, size) if ids is None else hashed_text(ids, size)
+    text = hashed_text(ids or (), size, rest=line.where)
     return Conversation(
         line.place, "trace", (ConversationTurn(({"role": "user", "content": text},), at, max_tokens=most),)
     )

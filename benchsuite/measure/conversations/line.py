@@ -68,6 +68,13 @@ class TraceLine:
             self.refuse(f"{name} is {value!r}", "a whole number of 1 or more")
         return value
 
+    def integer(self, name: str) -> int | None:
+        """A whole number, also below 0."""
+        value: int | None = self.value(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            self.refuse(f"{name} is {value!r}"[:80], "a whole number")
+        return value
+
     def parts(self, name: str) -> list[TraceLine] | None:
         """A list of objects, at least one."""
         value = self.value(name)
@@ -94,8 +101,12 @@ class TraceLine:
             found.append(one.fields)
         return tuple(found)
 
-    def hash_ids(self, size: int | None, name: str = "hash_ids") -> tuple[int, ...] | None:
-        """The ids of blocks of a prompt of ``size`` tokens: whole numbers, one for ``BLOCK`` tokens."""
+    def hash_ids(self, size: int | None, block: int = BLOCK, prefix: bool = False) -> tuple[int, ...] | None:
+        """The ids of blocks of a prompt of ``size`` tokens: whole numbers, one for ``block`` tokens.
+
+        There are ids of all its blocks, or, of a ``prefix``, of the first ones.
+        """
+        name = "hash_ids"
         value = self.value(name)
         if value is None:
             return None
@@ -103,10 +114,11 @@ class TraceLine:
             self.refuse(f"{name} are {value!r}"[:80], "a list of whole numbers")
         if size is None:
             self.refuse(f"it has {name} without input_length", "input_length, whose blocks they are")
-        if len(value) != -(-size // BLOCK):
+        blocks = -(-size // block)
+        if len(value) > blocks or (len(value) < blocks and not prefix):
             self.refuse(
                 f"input_length is {size} and there are {len(value)} {name}",
-                f"{-(-size // BLOCK)}: one for {BLOCK} tokens",
+                f"{'at most ' if prefix else ''}{blocks}: one for {block} tokens",
             )
         return tuple(value)
 

@@ -10,6 +10,9 @@ from benchsuite.machine.user_files import UserFileError, parsed_json
 from benchsuite.measure.conversations.form import trace_refusal
 from benchsuite.measure.conversations.line import TraceLine
 
+LONGEST_CELL = 2**31 - 1
+"""Characters of a cell: Python's own limit is 131,072, which a long prompt exceeds."""
+
 
 class CsvRow(TraceLine):
     """A row of CSV by the names of its columns: an empty cell is none, and what is no text is read from it as JSON."""
@@ -65,6 +68,7 @@ def csv_rows(path: str, text: str) -> list[TraceLine]:
     header: list[str] = []
     found: list[TraceLine] = []
     begins = 1
+    limit = csv.field_size_limit(LONGEST_CELL)
     try:
         for cells in reader:
             where, begins = f"{path}, line {begins}", reader.line_num + 1
@@ -81,6 +85,8 @@ def csv_rows(path: str, text: str) -> list[TraceLine]:
                 found.append(CsvRow(where, {name: cell or None for name, cell in zip(header, cells, strict=True)}))
     except csv.Error as error:
         raise trace_refusal(f"{path}, line {begins}: it is no CSV ({error}); expected a row of cells") from error
+    finally:
+        csv.field_size_limit(limit)
     return _some(path, found, "a header and a row under it")
 
 

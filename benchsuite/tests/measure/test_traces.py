@@ -49,6 +49,7 @@ def test_aiperfs_conversations_are_what_its_documentation_shows(tmp_path: Path) 
     assert texts_of_turns(found) == [[("user", "Hello")], [("user", "Hi there")]]
     assert [turn.delay_s for turn in found.turns] == [0, 1.0]
     assert not any(turn.whole for turn in found.turns), "each behind the live answer"
+    assert trace_of(tmp_path, "aiperf/multi_turn", simple) == [found], "as when its type is named"
     turns = [{"timestamp": 500, "text": "What is deep learning?"}, {"timestamp": 1500, "text": "Who are you?"}]
     [scheduled] = trace_of(tmp_path, "aiperf", {"session_id": "session_123", "turns": turns})
     assert [turn.at_s for turn in scheduled.turns] == [0.0, 1.0]
@@ -178,6 +179,16 @@ def test_guidellms_files_of_text_csv_and_json_are_one_trace(tmp_path: Path) -> N
     assert [texts_of_turns(one) for one in lines] == [[[("user", "hello\n")]], [[("user", "world\n")]]]
 
 
+def test_long_prompts_are_read_from_csv_and_from_first_lines(tmp_path: Path) -> None:
+    """Longer than the cells that Python's csv reads, whose limit stays what it was."""
+    limit, text = csv.field_size_limit(), "word " * 40_000
+    assert len(text) > limit
+    [cell] = file_of_guidellm(tmp_path, "a.csv", f"prompt\n{text}\n")
+    [line] = trace_of(tmp_path, "aiperf", {"text": text})
+    assert cell.turns[0].messages == line.turns[0].messages == (user(text),)
+    assert csv.field_size_limit() == limit
+
+
 def test_cells_of_csv_are_texts_numbers_and_lists_as_their_columns_want_them(tmp_path: Path) -> None:
     """A text that looks like a number stays one; 5.0 stands where other rows have no number; empty cells are none."""
     text = 'prompt_0,output_tokens_count_0,relative_timestamp_0,prompt_1,tools\n"12\n""x""",5.0,1.5,,\n7,,4,2,{}\n'
@@ -219,6 +230,95 @@ def test_damaged_files_of_guidellm_are_refused_by_line(name: str, text: str, sai
     assert said in str(refused.value)
 
 
+CHAT = {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521, "output_length": 132}
+FIRST_CHAT: Row = {**CHAT, "type": "text", "turn": 1, "hash_ids": [1089, 1090, 1091, 6326, 13148]}
+SECOND_CHAT: Row = {
+    **{"chat_id": 160, "parent_chat_id": 159, "timestamp": 62.5, "input_length": 400, "output_length": 80},
+    **{"type": "text", "turn": 2, "hash_ids": [1089, 1090]},
+}
+"""The example of AIPerf's bailian_trace.py, and the request after it of its models.py."""
+
+
+def test_bailians_requests_have_their_chat_among_their_own_tokens(tmp_path: Path) -> None:
+    """Blocks of 16 tokens are shared, and what no id stands for is new; no answer of the replay stands between."""
+    [chat] = trace_of(tmp_path, "aiperf", SECOND_CHAT, FIRST_CHAT)
+    assert (chat.name, chat.label) == ("chat 159", "bailian_trace")
+    assert [(t.at_s, t.max_tokens, t.whole) for t in chat.turns] == [
+        (0.0, 132, True),
+        (pytest.approx(1.386), 80, True),
+    ]
+    first, second = (turn.messages[0]["content"].split() for turn in chat.turns)
+    assert (len(first), len(second)) == (521, 400)
+    assert first[:32] == second[:32]
+    assert first[32:48] != second[32:48]
+    named = trace_of(tmp_path, "aiperf/bailian_trace", {**CHAT, "hash_ids": [1089]})
+    assert named[0].turns[0].messages[0]["content"].split()[:16] == first[:16]
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_bailians_chats_are_what_their_links_join(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """By a walk up the links of each request: a parent that is not in the file is none."""
+    ids = data.draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=8, unique=True))
+    parents = {one: data.draw(st.sampled_from([-1, 10**7, *ids[:place]])) for place, one in enumerate(ids)}
+    rows = [
+        {"chat_id": one, "parent_chat_id": parents[one], "timestamp": place, "input_length": 1, "output_length": 1}
+        for place, one in enumerate(ids)
+    ]
+
+    def root(one: int) -> int:
+        return root(parents[one]) if parents[one] in parents else one
+
+    expected = {f"chat {root(one)}": [n for n, other in enumerate(ids) if root(other) == root(one)] for one in ids}
+    found = trace_of(
+        tmp_path_factory.mktemp("chats"),
+        "aiperf",
+        *({**row, "type": "file"} for row in data.draw(st.permutations(rows))),
+    )
+    assert {one.name: [turn.at_s for turn in one.turns] for one in found} == expected
+
+
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+"""The columns of BurstGPT's README, without the two that came later."""
+
+
+def test_burstgpts_rows_are_requests_by_themselves(tmp_path: Path) -> None:
+    file = tmp_path / "BurstGPT_1.csv"
+    file.write_text(f"{BURST}\n45,GPT-4,12,230,242,API log\n5,ChatGPT,7,18,25,Conversation log\n")
+    found = read_trace(f"aiperf:{file}")
+    assert found == read_trace(f"aiperf/burst_gpt_trace:{file}")
+    assert [(one.name, one.label, len(one.turns)) for one in found] == [
+        ("line 3", "burst_gpt_trace", 1),
+        ("line 2", "burst_gpt_trace", 1),
+    ]
+    assert [(one.begins, one.turns[0].max_tokens) for one in found] == [(0.0, 18), (40.0, 230)]
+    assert [len(one.turns[0].messages[0]["content"].split()) for one in found] == [7, 12]
+    file.write_text("Timestamp,Session ID,Elapsed time,Request tokens,Response tokens\n0.5,,2.25,3,4\n")
+    assert read_trace(f"aiperf:{file}")[0].turns[0].max_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            f"{BURST}\n5,ChatGPT,472,0,472,API log\n",
+            "line 2: Response tokens is 0: the request failed; expected answered",
+        ),
+        (f"{BURST}\n5,ChatGPT,,18,18,API log\n", "line 2: it lacks one of Timestamp, Request tokens, Response tokens"),
+        (f"{BURST}\nsoon,ChatGPT,4,1,5,API log\n", "line 2: Timestamp is 'soon'; expected a number of 0 or more"),
+        (f"{BURST},Price\n5,ChatGPT,4,1,5,API log,3\n", "the key 'Price' is not read"),
+        ("Timestamp,Model\n5,ChatGPT\n", "line 1: 'Timestamp,Model' is no JSON"),
+    ],
+)
+def test_damaged_rows_of_burstgpt_are_refused_by_line(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(SpecdecError) as refused:
+        read_trace(f"aiperf:{tmp_path / 'a.csv'}")
+    assert said in str(refused.value)
+
+
 FUNCTION: Mapping[str, Any] = {"type": "function", "function": {"name": "look"}}
 GOOD = {"turns": [{"text": "Hello"}]}
 REFUSED: Sequence[tuple[str, object, str]] = [
@@ -235,7 +335,27 @@ REFUSED: Sequence[tuple[str, object, str]] = [
     ("aiperf", {"text": "Hi", "timestamp": 5, "delay": 5}, "it has timestamp and delay; expected one"),
     ("aiperf", {"text": "Hi", "timestamp": -1}, "timestamp is -1; expected a number of 0 or more"),
     ("aiperf", {"text": "Hi", "output_length": 0}, "output_length is 0; expected a whole number of 1"),
-    ("aiperf", {"input_length": 600, "hash_ids": [1]}, "input_length is 600 and there are 1 hash_ids; expected 2"),
+    ("aiperf", {"input_length": 600, "hash_ids": [1, 2, 3]}, "is 600 and there are 3 hash_ids; expected at most 2"),
+    ("aiperf", CHAT, "it has chat_id, as lines of bailian_trace, and no type, as lines of mooncake_trace"),
+    ("aiperf", {**CHAT, "type": "mooncake_trace"}, "the key 'chat_id' is not read"),
+    ("aiperf", {**CHAT, "type": "single_turn"}, "type is 'single_turn'; expected mooncake_trace"),
+    ("aiperf", {**CHAT, "type": 3}, "type is 3; expected some text"),
+    ("aiperf", {**FIRST_CHAT, "output_length": None}, "it lacks one of chat_id, timestamp, input_length"),
+    ("aiperf", {**FIRST_CHAT, "chat_id": "a"}, "chat_id is 'a'; expected a whole number"),
+    ("aiperf", {**FIRST_CHAT, "chat_id": -1}, "chat_id is -1; expected another number"),
+    ("aiperf", {**FIRST_CHAT, "user": 3}, "the key 'user' is not read"),
+    (
+        "aiperf",
+        {**FIRST_CHAT, "hash_ids": [1] * 34},
+        "is 521 and there are 34 hash_ids; expected at most 33: one for 16",
+    ),
+    ("aiperf/bailian_trace", {"text": "Hi"}, "it lacks one of chat_id"),
+    ("aiperf/single_turn", {"text": "Hi", "type": "multi_turn"}, "type is 'multi_turn'; expected single_turn"),
+    (
+        "guidellm",
+        {"timestamp": 3, "input_length": 600, "output_length": 1, "hash_ids": [1]},
+        "input_length is 600 and there are 1 hash_ids; expected 2",
+    ),
     ("aiperf", {"text_input": "Hi", "hash_ids": [1]}, "it has hash_ids without input_length"),
     ("aiperf", {"text_input": "Hi", "input_length": 3}, "it has input_length and text_input; expected one of"),
     ("aiperf", {"text_input": "Hi", "tools": [FUNCTION]}, "it has tools or a message_mode without messages"),
@@ -286,6 +406,20 @@ def test_what_is_not_replayed_is_refused_by_its_name(form: str, row: object, sai
             [{"session_id": "s", "messages": [user("a")], "message_mode": mode} for mode in ("delta", "history")],
             "one message_mode in all its lines",
         ),
+        ([FIRST_CHAT, FIRST_CHAT], "line 2: chat_id is 159, as in line 1; expected an id of its own"),
+        (
+            [FIRST_CHAT, {**SECOND_CHAT, "timestamp": 3}],
+            "line 2: its timestamp is 3.0 and its parent's, line 1, 61.114",
+        ),
+        ([{**FIRST_CHAT, "parent_chat_id": 159}], "line 1: its timestamp is 61.114 and its parent's, line 1, 61.114"),
+        (
+            [FIRST_CHAT, {**SECOND_CHAT, "turn": 1}],
+            "line 2: its turn is 1 and its parent's, line 1, 1; expected a higher",
+        ),
+        (
+            [FIRST_CHAT, {"text": "Hi"}],
+            "line 2: it is of another kind than the first line; expected all .* bailian_trace",
+        ),
     ],
 )
 def test_lines_that_do_not_fit_together_are_refused(rows: list[Row], said: str, tmp_path: Path) -> None:
@@ -298,6 +432,7 @@ def test_lines_that_do_not_fit_together_are_refused(rows: list[Row], said: str, 
     [
         ("trace.jsonl", "expected aiperf:FILE or guidellm:FILE"),
         ("mooncake:trace.jsonl", "expected aiperf:FILE or guidellm:FILE"),
+        ("aiperf/weka_trace:trace.jsonl", "aiperf/mooncake_trace:FILE, .*, aiperf/burst_gpt_trace:FILE"),
         ("aiperf:absent.jsonl", "the trace absent.jsonl cannot be read: No such file"),
     ],
 )
@@ -381,6 +516,41 @@ def test_a_trace_that_is_written_in_each_form_is_read_as_it_was(
             assert [t.delay_s for t in one.turns] == pytest.approx([t.delay_s for t in turns])
             assert one.begins == pytest.approx(turns[0].at_s)
             assert [t.at_s for t in one.turns[1:]] == [None] * (len(turns) - 1)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**6), st.integers(1, 99), st.integers(1, 99)),
+        min_size=1,
+        max_size=4,
+        unique_by=lambda one: one[0],
+    )
+)
+def test_lengths_that_are_written_in_each_form_are_read_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, written: list[tuple[int, int, int]]
+) -> None:
+    folder, first = tmp_path_factory.mktemp("lengths"), min(at for at, _, _ in written)
+    names = ["timestamp", "input_length", "output_length"]
+    rows: list[Row] = [dict(zip(names, one, strict=True)) for one in written]
+    burst = [dict(zip(["Timestamp", "Request tokens", "Response tokens"], one, strict=True)) for one in written]
+    texts = {
+        "guidellm:a.jsonl": "\n".join(map(json.dumps, rows)),
+        "guidellm:a.csv": csv_of(rows),
+        "aiperf:mooncake.jsonl": "\n".join(json.dumps({**row, "timestamp": row["timestamp"] * 1000}) for row in rows),
+        "aiperf:chats.jsonl": "\n".join(
+            json.dumps({**row, "chat_id": n, "type": "text"}) for n, row in enumerate(rows)
+        ),
+        "aiperf:burst.csv": csv_of(burst),
+    }
+    for name, text in texts.items():
+        form, _, file = name.partition(":")
+        (folder / file).write_text(text, newline="")
+        turns = [turn for one in read_trace(f"{form}:{folder / file}") for turn in one.turns]
+        due = sorted(written)
+        assert [turn.at_s for turn in turns] == pytest.approx([at - first for at, _, _ in due]), name
+        found = [(len(turn.messages[0]["content"].split()), turn.max_tokens) for turn in turns]
+        assert found == [(size, most) for _, size, most in due], name
 
 
 def test_workloads_are_conversations_without_times() -> None:
