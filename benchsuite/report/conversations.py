@@ -111,7 +111,9 @@ def conversations_document(bench: ConversationBench, card: Sequence[str]) -> Doc
     rows, findings, plan = bench.figures(), bench.findings(), bench.plan
     turns = sum(len(one.turns) for one in plan.conversations)
     how = "each when it is due" if plan.at_once is None else f"{plan.at_once} at a time"
-    shape = f"{len(plan.conversations)} conversations, {turns} turns, {how}, at most {plan.ask.max_tokens} tokens each"
+    kinds = ", ".join(dict.fromkeys(one.label for one in plan.conversations))
+    shape = f"{len(plan.conversations)} conversations ({kinds}), {turns} turns, {how}"
+    shape += f", at most {plan.ask.max_tokens} tokens each"
     open_ended = any(one.served.speed and one.served.speed.low is None for one in rows)
     notes = [line for one in findings.values() for line in one.lines]
     notes += [

@@ -431,6 +431,7 @@ def test_the_report_has_a_line_for_each_row_prefix_and_turn(live_talks: Conversa
     assert lines == {(name, prefix.value): 4 for rows in live_talks.families for name in rows for prefix in BOTH}
     text = " ".join(report_text(live_talks).split())
     assert "prompts begin with 6 words of one token each" in text
+    assert "2 conversations (multi_turn), 6 turns" in text
     assert "a request of a nonce alone has" in text
     folder = write_conversations(tmp_path, "tiny", live_talks, ["a card"], complete=True)
     assert {file.name for file in folder.iterdir()} == {"conversations.json", "conversations.md", "MANIFEST.json"}

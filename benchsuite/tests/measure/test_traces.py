@@ -295,7 +295,7 @@ def test_burstgpts_rows_are_requests_by_themselves(tmp_path: Path) -> None:
     ]
     assert [(one.begins, one.turns[0].max_tokens) for one in found] == [(0.0, 18), (40.0, 230)]
     assert [len(one.turns[0].messages[0]["content"].split()) for one in found] == [7, 12]
-    file.write_text("Timestamp,Session ID,Elapsed time,Request tokens,Response tokens\n0.5,,2.25,3,4\n")
+    file.write_text("Timestamp,Session ID,Elapsed time,Request tokens,Response tokens\n0.5,17,2.25,3,4\n")
     assert read_trace(f"aiperf:{file}")[0].turns[0].max_tokens == 4
 
 
