@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from specdec.amounts import amount
+
 SHOWN = "(default: %(default)s)"
 
 
@@ -152,7 +154,7 @@ def _merge(given: argparse.Namespace) -> None:
     from benchsuite.report.merged import merge
 
     journal = merge(given.folders, given.into)
-    print(f"{len(list(journal.cells()))} cells of {len(given.folders)} parts: {journal.folder}")
+    print(f"{amount(len(list(journal.cells())), 'cell')} of {amount(len(given.folders), 'part')}: {journal.folder}")
 
 
 def _submit(given: argparse.Namespace) -> None:
@@ -166,7 +168,7 @@ def _submit(given: argparse.Namespace) -> None:
         )
     settings = dict(text.split("=", 1) for text in given.set)
     journal = submit_shards(given.arguments, given.shards, given.into.resolve(), given.cluster, settings)
-    print(f"{len(list(journal.cells()))} cells of {given.shards} parts: {journal.folder}")
+    print(f"{amount(len(list(journal.cells())), 'cell')} of {amount(given.shards, 'part')}: {journal.folder}")
 
 
 def _report(given: argparse.Namespace) -> None:

@@ -19,6 +19,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec.amounts import amount
+
 if TYPE_CHECKING:
     from specdec import Completion, Engine, Request, SamplingParams
     from specdec.beam import Beams
@@ -330,7 +332,7 @@ def _show(engine: Engine, request: Request) -> None:
     metrics = _metrics(engine, done)
     rate = metrics["acceptance_rate"]
     console.print(
-        f"{len(done.tokens)} tokens, {metrics['tokens_per_s']:.1f} tok/s, "
+        f"{amount(len(done.tokens), 'token')}, {metrics['tokens_per_s']:.1f} tok/s, "
         f"first after {metrics['ttft_ms']:.0f} ms, "
         f"tau {metrics['tau']:.2f}, accepted {'-' if rate is None else f'{rate:.0%}'}, "
         f"contract {metrics['contract']}, ended by {done.finish_reason}",
@@ -353,8 +355,8 @@ def _run_file(options: argparse.Namespace) -> None:
         tokens, seconds = _run_jobs(options, left, out) if left else (0, 0.0)
     if not options.quiet:
         before = f" ({earlier} of them earlier)" if earlier else ""
-        speed = f", {tokens} tokens, {tokens / seconds:.1f} tok/s" if seconds else ""
-        print(f"{len(jobs)} requests{before}{speed}: {target}")
+        speed = f", {amount(tokens, 'token')}, {tokens / seconds:.1f} tok/s" if seconds else ""
+        print(f"{amount(len(jobs), 'request')}{before}{speed}: {target}")
 
 
 def _run_jobs(options: argparse.Namespace, jobs: list[Job], out: OutFile) -> tuple[int, float]:

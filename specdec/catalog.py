@@ -27,6 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from specdec import smollm2
+from specdec.amounts import amount
 from specdec.arena import Arena
 from specdec.characters import whole_characters
 from specdec.choices import check_model, is_gguf
@@ -300,7 +301,7 @@ def _require_room(
     found = sizes(name, config, dtype)
     logits = 4 * config.get_text_config(decoder=True).vocab_size * max(rows, 1) * 32
     needed = found.weights + rows * found.row(max_length, 1) + logits
-    require_memory(needed, device, f"the model {name!r} with {rows} rows of {max_length} tokens")
+    require_memory(needed, device, f"the model {name!r} with {amount(rows, 'row')} of {amount(max_length, 'token')}")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from specdec.amounts import memory_text
 from specdec.choices import BITS, DEVICES, FLOATS, check_device, check_dtype
 from specdec.errors import SpecdecError
 
@@ -117,7 +118,7 @@ def require_memory(needed: int, device: torch.device, what: str) -> None:
     room = available_bytes(device)
     if needed > room:
         raise SpecdecError(
-            f"{what} needs about {needed / 2**30:.2f} GiB and {device} has {room / 2**30:.2f} GiB free; "
+            f"{what} needs about {memory_text(needed)} and {device} has {memory_text(room)} free; "
             "choose a smaller model, a smaller batch, fewer tokens or another dtype"
         )
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.amounts import memory_text
 from specdec.arena import LayerShape
 from specdec.decoder import DecoderWeights, decode
 from specdec.devices import available_bytes, is_half
@@ -137,7 +138,7 @@ class Swap:
         if self.unpacked:
             return [self.unpacked]
         copied = self.copied_bytes
-        return [f"{copied / 2**30:.2f} GiB of packed weights beside the model's own"] if copied else []
+        return [f"{memory_text(copied)} of packed weights beside the model's own"] if copied else []
 
     def _room(self, model: PreTrainedModel) -> tuple[bool, str | None]:
         """Whether copies of the products' weights fit the memory, and a line that says it if they do not."""
@@ -147,8 +148,8 @@ class Swap:
         if self.bits is not None or self.ops.pack(sample) is sample or needed <= available_bytes(sample.device):
             return True, None
         return False, (
-            f"the weights are not packed: a copy needs {needed / 2**30:.2f} GiB and "
-            f"{available_bytes(sample.device) / 2**30:.2f} GiB are free; products run in torch, slower"
+            f"the weights are not packed: a copy needs {memory_text(needed)} and "
+            f"{memory_text(available_bytes(sample.device))} are free; products run in torch, slower"
         )
 
     def _find(self, model: PreTrainedModel) -> None:

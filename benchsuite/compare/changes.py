@@ -10,6 +10,7 @@ from typing import Any
 from benchsuite.compare.sides import ComparedSide, Figures
 from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.verdict import SpeedVerdict
+from specdec.amounts import amount
 
 MARKS = {
     "faster": "+",
@@ -117,4 +118,4 @@ def summary(found: Sequence[Change]) -> str:
     """Return the changes in a sentence."""
     kinds = {kind: sum(change.kind == kind for change in found) for kind in MARKS}
     named = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-    return f"{len(found)} rows: {named}" if found else "no rows"
+    return f"{amount(len(found), 'row')}: {named}" if found else "no rows"

@@ -17,6 +17,7 @@ from benchsuite.gate.rules import NEEDED, Rules
 from benchsuite.gate.sides import LiveSides, Say, Sides, StoredSides
 from benchsuite.gate.speed import Tolerances, staged
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
+from specdec.amounts import amount
 
 SUITE = "suite"
 """The row name of findings about the whole run."""
@@ -123,10 +124,12 @@ class Trial:
             notes.append(f"the base lacks {', '.join(self.launcher.lacking)}")
         self.new = sorted(self.head.rows.keys() - base.rows.keys()) if self._new_pass else []
         if self.new:
-            notes.append(f"{len(self.new)} rows are new, and compared with nothing: {_shown(self.new)}")
+            are = amount(len(self.new), "row is", "rows are")
+            notes.append(f"{are} new, and compared with nothing: {_shown(self.new)}")
         left = [name for name, row in self.head.rows.items() if row.peer and not self._gated(name, base)]
         if left:
-            notes.append(f"{len(left)} rows of peers are not gated: no level compares anything of them: {_shown(left)}")
+            are = amount(len(left), "row of a peer is", "rows of peers are")
+            notes.append(f"{are} not gated: no level compares anything of peers: {_shown(left)}")
         versions = _differences(base.made.get("versions") or {}, self.head.made.get("versions") or {})
         if versions:
             notes.append(f"versions differ: {versions}")
@@ -252,7 +255,8 @@ class Trial:
         if not gone:
             return []
         none = not base.rows.keys() & self.wanted.keys()
-        what = "baseline and run have no row in common" if none else f"{len(gone)} rows of the baseline are gone"
+        are = amount(len(gone), "row of the baseline is", "rows of the baseline are")
+        what = "baseline and run have no row in common" if none else f"{are} gone"
         shown = _shown(gone)
         if self.rules.on_missing == "report" and not none:
             return [Finding(SUITE, 0, GateVerdict.PASS, f"{what}: {shown}")]
@@ -369,8 +373,8 @@ def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[in
     levels += (3,) if rules.dedicated else ()
     if stored < NEEDED and levels[-1]:
         raise GateError(
-            f"the baseline holds {stored} launches of a row and level {levels[-1]} takes {NEEDED}; make it with "
-            f"--gate-save FILE --gate-launches {NEEDED}, or gate with --gate-level 0"
+            f"the baseline holds {amount(stored, 'launch')} of a row and level {levels[-1]} takes {NEEDED}; make it "
+            f"with --gate-save FILE --gate-launches {NEEDED}, or gate with --gate-level 0"
         )
     if same_machine or rules.on_mismatch == "ignore":
         return levels
@@ -392,8 +396,8 @@ def refuse_too_few(rules: Rules, levels: tuple[int, ...], rows: int, base: Recor
     if first < NEEDED or ways < rows / rules.alpha:
         least = max(NEEDED, ceil(log2(rows / rules.alpha)))
         raise GateError(
-            f"--gate-launches {first}+{total - first} can show nothing of {rows} rows at --gate-alpha {rules.alpha:g}: "
-            f"no exact test of so few reaches that; give at least {NEEDED} first and {least} in all"
+            f"--gate-launches {first}+{total - first} can show nothing of {amount(rows, 'row')} at --gate-alpha "
+            f"{rules.alpha:g}: no exact test of so few reaches that; give at least {NEEDED} first and {least} in all"
         )
 
 
@@ -403,8 +407,8 @@ def refuse_unfit_anchor(rules: Rules, anchor: Record) -> None:
     which = f"--gate-anchor {rules.anchor}"
     if anchor.launches < NEEDED:
         raise GateError(
-            f"{which} holds {anchor.launches} launches of a row and takes {NEEDED}; pin it with --gate-save FILE "
-            f"--gate-launches {NEEDED}"
+            f"{which} holds {amount(anchor.launches, 'launch')} of a row and takes {NEEDED}; pin it with --gate-save "
+            f"FILE --gate-launches {NEEDED}"
         )
     ours = [row for row in anchor.rows.values() if not row.peer]
     if _plain_alone(ours) or any(row.digest is not None and row.control is None for row in ours):

@@ -21,6 +21,7 @@ import torch
 from benchsuite.judge.fidelity import FALSE_ALARM, LEAST, SURE
 from benchsuite.judge.ties import binomial_tails
 from specdec import SpecdecError
+from specdec.amounts import amount
 from specdec.draft_counts import DraftCounts
 from specdec_plugins.schedule import Schedule
 
@@ -127,7 +128,7 @@ class AcceptanceCheck:
                 found.append(f"{name} never")
             else:
                 enough = "" if needed <= self.drafts else ", more than there were"
-                found.append(f"{name} from {needed} step{'s' * (needed > 1)}{enough}")
+                found.append(f"{name} from {amount(needed, 'step')}{enough}")
         return found
 
 

@@ -23,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from benchsuite.judge.sources import Tokens, TokenSource
 from specdec import processors, sampling
+from specdec.amounts import amount
 from specdec.devices import is_half
 from specdec.errors import SpecdecError
 from specdec.ledger import output_paths, stacked
@@ -124,7 +125,7 @@ def equal_text(equal: int, compared: int, ties: int) -> str:
 
     An output that differs can hold several ties, because both arms continue after one: "17/18, 2 ties".
     """
-    return f"{equal}/{compared}" + (f", {ties} tie{'s' * (ties > 1)}" if ties else "")
+    return f"{equal}/{compared}" + (f", {amount(ties, 'tie')}" if ties else "")
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -11,6 +11,7 @@ from benchsuite.machine import provenance
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.rows import Machine
 from specdec import catalog, devices
+from specdec.amounts import amount, memory_text
 
 
 def card(
@@ -30,16 +31,16 @@ def card(
     ``absent``: backends that cannot run, each with its reason; ``peers``: what each peer runs (``Peer.described``);
     ``notes``: on the target's memory and on the machine's load.
     """
-    gib = machine.weight_bytes / 2**30
     tokens = max(arm.setting.sampling.max_new_tokens for arm in arms)
-    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    threads = f", {amount(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
     return [
-        f"target {machine.target}: {gib:.2f} GiB of {machine.dtype} weights, backend {machine.backend}",
+        f"target {machine.target}: {memory_text(machine.weight_bytes)} of {machine.dtype} weights, backend "
+        f"{machine.backend}",
         f"machine {provenance.device_name(device)}, {provenance.cores_line()}{threads}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}",
         _limit(machine.weight_bytes / machine.bandwidth, machine.bandwidth, forward_s),
         *(f"gpu {line}" for line in _gpu(device)),
-        f"{len(arms)} arms x {prompts} prompts x up to {tokens} tokens: {expected}",
+        f"{amount(len(arms), 'arm')} x {amount(prompts, 'prompt')} x up to {amount(tokens, 'token')}: {expected}",
         *(f"peer {line}" for line in peers),
         *(f"without backend {line}" for line in absent),
         *(f"note: {line}" for line in notes),
@@ -79,8 +80,8 @@ def dry(
     seconds = runs * setting.sampling.max_new_tokens * found.weights / bandwidth
     states = " and states" if found.state else ""
     return [
-        f"dry run: {setting.target} would read {found.weights / 2**30:.2f} GiB of weights and hold up to "
-        f"{arena / 2**30:.2f} GiB of keys and values{states} for each arm; {free / 2**30:.1f} GiB are free",
+        f"dry run: {setting.target} would read {memory_text(found.weights)} of weights and hold up to "
+        f"{memory_text(arena)} of keys and values{states} for each arm; {memory_text(free)} are free",
         f"dry run: its forwards would take {minutes(seconds)} by the bandwidth that was just measured; every model "
         "here is tiny, and no figure means anything",
     ]

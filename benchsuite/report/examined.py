@@ -9,6 +9,7 @@ from benchsuite.doctor.evidence import ERROR, NO_MATTER
 from benchsuite.doctor.examination import Examination
 from benchsuite.doctor.hits import Rate
 from benchsuite.report.document import Code, Document, Lines, Part, Section, Table
+from specdec.amounts import amount
 
 
 def head_document(report: HeadReport) -> Document:
@@ -28,7 +29,8 @@ def head_document(report: HeadReport) -> Document:
 
 def verdict_lines(found: Examination) -> list[str]:
     """Return the verdict in sentences: what it is, what is to be done, and how much text it is from."""
-    text = f"{found.prompts} prompts, {found.places} places in {found.tokens} tokens of the target's own text"
+    read = f"{amount(found.prompts, 'prompt')}, {amount(found.places, 'place')} in {amount(found.tokens, 'token')}"
+    text = f"{read} of the target's own text"
     sure = f"a right reading is accused with a probability of at most {ERROR:.0%}"
     lines = [f"{found.verdict}: {_reason(found)} ({text}; {sure})"]
     best = found.best

@@ -11,6 +11,7 @@ from benchsuite.gate.speed import percent
 from benchsuite.gate.trial import SUITE
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
 from benchsuite.report.document import Lines, Section, Table
+from specdec.amounts import amount
 
 NAMED = 4
 """Rows that a sentence names one by one."""
@@ -71,7 +72,8 @@ def run_sentence(
     overall = worst(finding.verdict for finding in findings)
     rows, levels = {f.row for f in findings} - {SUITE}, sorted({f.level for f in findings})
     against = f"against {rules.file or rules.base or rules.endpoint or 'itself'}"
-    scope = f"{len(rows)} rows at levels {', '.join(map(str, levels))} {against}"
+    at = f"level{'s' * (len(levels) > 1)} {', '.join(map(str, levels))}"
+    scope = f"{amount(len(rows), 'row')} at {at} {against}"
     update = ", accept it with --gate-update" if rules.file else ", merge it all the same"
     part = " of what was gated" if any(ungated.values()) else ""
     action = {

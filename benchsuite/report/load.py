@@ -17,6 +17,7 @@ from benchsuite.report.document import Document, Lines, Plots, Section, Table
 from benchsuite.report.plots import Plot, Trace
 from benchsuite.report.renderers import markdown, page
 from benchsuite.report.serving import endpoint_notes, latency_tables
+from specdec.amounts import amount
 
 COLUMNS = (
     "ratio: of so many at once, the arm's tokens a second over plain's while as many requests run as the load has "
@@ -169,8 +170,8 @@ def load_document(bench: LoadBench, card: Sequence[str]) -> Document:
 def _size(bench: LoadBench, load: Traffic) -> str:
     rounds, groups = ({getattr(block, name) for block in bench.blocks[load]} for name in ("round", "group"))
     return (
-        f"{len(bench.places(load))} prompts in {len(groups)} blocks, {len(rounds)} rounds, at most "
-        f"{bench.plan.sampling.max_new_tokens} tokens each"
+        f"{amount(len(bench.places(load)), 'prompt')} in {amount(len(groups), 'block')}, "
+        f"{amount(len(rounds), 'round')}, at most {amount(bench.plan.sampling.max_new_tokens, 'token')} each"
     )
 
 

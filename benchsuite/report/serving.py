@@ -14,6 +14,7 @@ from benchsuite.measure.verdict import SpeedVerdict, noise_of
 from benchsuite.report.document import Document, Lines, Section, Table
 from benchsuite.report.renderers import markdown
 from benchsuite.report.widths import kinds_by_width
+from specdec.amounts import amount
 
 COLUMNS = (
     "ok: requests answered / asked; speed: from sending to the end of an answer, per token where texts differ, over "
@@ -120,8 +121,8 @@ def _notes(bench: ServingBench, load: Traffic) -> list[str]:
 def _size(bench: ServingBench, load: Traffic) -> str:
     rounds, groups = ({getattr(block, name) for block in bench.blocks[load]} for name in ("round", "group"))
     return (
-        f"{len(bench.plan.places(load))} prompts in {len(groups)} groups, {len(rounds)} rounds, "
-        f"at most {bench.plan.ask.max_tokens} tokens each"
+        f"{amount(len(bench.plan.places(load)), 'prompt')} in {amount(len(groups), 'group')}, "
+        f"{amount(len(rounds), 'round')}, at most {amount(bench.plan.ask.max_tokens, 'token')} each"
     )
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from benchsuite.measure.rows import Row
 from benchsuite.report.document import Lines, Table
+from specdec.amounts import amount
 
 FEWEST_WIDTHS = 4
 """Of a strategy, from which on its widths have a table of their own."""
@@ -40,7 +41,7 @@ def width_finding(row: Row) -> str:
     """Return what is found of a row that promises plain's tokens: ``equal``, ``2 ties``, ``bug``, or how it failed."""
     if row.failure:
         return "bug" if row.figures.failed == "contract" else f"failed: {row.figures.failed}"
-    return f"{len(row.ties)} tie{'s' * (len(row.ties) > 1)}" if row.ties else "equal"
+    return amount(len(row.ties), "tie") if row.ties else "equal"
 
 
 def widths_summary(widths: Mapping[int, Row]) -> str:

@@ -20,6 +20,8 @@ from benchsuite.gate.verdict import Finding, GateVerdict
 from benchsuite.run.judged import GateItem, JudgedRun, limit_of
 from benchsuite.run.ranks import ELSEWHERE
 from benchsuite.run.speculation import row_of
+from benchsuite.values import plain_path
+from specdec.amounts import amount
 
 if TYPE_CHECKING:
     from benchsuite.measure.arms import Arm
@@ -272,9 +274,12 @@ class GatePlugin(JudgedRun):
             self.say(f"launch {number + 2} of {more + 1}")
             record = record.joined([self._launcher().measure()])
         record.save(self.rules.save)
-        self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches")
-        if more + 1 < rules.NEEDED and any(row.digest is None for row in record.rows.values()):
+        held = f"{amount(len(record.rows), 'row')}, {amount(more + 1, 'launch')}"
+        self.wrote.append(f"saved {plain_path(str(self.rules.save))}: {held}")
+        timed = sum(row.digest is None and not row.peer for row in record.rows.values())
+        if timed and more + 1 < rules.NEEDED:
             self.wrote.append(
-                "plain benchmarks have no counters: against a file they can be gated only with --gate-dedicated, "
-                f"and it takes {rules.NEEDED} launches or more (--gate-launches 13)"
+                f"{amount(timed, 'row has', 'rows have')} times and no counters (pytest-benchmark's): this file gates "
+                f"them once it holds {rules.NEEDED} launches; save it with --gate-launches 13, gate with "
+                "--gate-dedicated"
             )

@@ -13,6 +13,7 @@ from benchsuite.gate.trial import SUITE, Limit
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
 from benchsuite.report import exports, findings, renderers
 from benchsuite.run.capture import uncaptured
+from specdec.errors import folded
 
 
 class JudgedRun:
@@ -112,9 +113,9 @@ class JudgedRun:
                 terminalreporter.write_line(line)
             overall = worst(finding.verdict for finding in self.findings)
             sentence = findings.run_sentence(self.findings, self.rules, self.compared, self.ungated)
-            terminalreporter.write_line(f"\n{overall}: {sentence}", bold=True)
+            terminalreporter.write_line("\n" + folded(f"{overall}: {sentence}"), bold=True)
         for line in self.wrote:
-            terminalreporter.write_line(line)
+            terminalreporter.write_line(folded(line))
 
 
 class GateItem(pytest.Item):

@@ -27,6 +27,8 @@ from benchsuite.measure.interval import FEWEST
 from benchsuite.run.judged import GateItem, JudgedRun, limit_of
 from benchsuite.run.served_baseline import ServedBaseline, is_of_servers
 from benchsuite.run.serving import CERTIFICATES, ServingPlugin
+from benchsuite.values import plain_path
+from specdec.amounts import amount
 
 if TYPE_CHECKING:
     from benchsuite.benches.serving.bench import ServingBench
@@ -258,7 +260,8 @@ class ServedGatePlugin(JudgedRun):
             raise GateError(f"--gate-save {self.rules.save}: some test failed, so nothing is written")
         now = self._now()
         now.save(self.rules.save)
-        self.wrote.append(f"baseline: {self.rules.save}, {len(now.rows)} rows of servers")
+        held = amount(len(now.rows), "row of servers", "rows of servers")
+        self.wrote.append(f"saved {plain_path(str(self.rules.save))}: {held}")
 
 
 def _refuse_idle(given: Rules) -> None:

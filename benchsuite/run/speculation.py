@@ -16,6 +16,7 @@ from benchsuite.run.capture import uncaptured
 from benchsuite.run.ranks import RankedPlugin
 from benchsuite.run.results_folder import DIST, FOLDER, LINES, RunKeeper
 from benchsuite.run.workers import FREE, scheduling, split_cells
+from specdec.amounts import amount
 from specdec.progress import Progress
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class ComparisonPlugin:
         if reporter is not None:
             self.pytest_terminal_summary(reporter)
             reporter.flush()
-        finished = f"{len(self.bench.rows) if self.bench is not None else 0} rows were finished"
+        finished = amount(len(self.bench.rows) if self.bench is not None else 0, "row was", "rows were") + " finished"
         print(
             f"\nspecdec-bench: {what}\n{finished}; {self._keeper.outcome or 'no --specdec-results'}",
             file=sys.stderr,

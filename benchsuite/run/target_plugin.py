@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pytest
 
+from specdec.amounts import amount
+
 if TYPE_CHECKING:
     from benchsuite.measure.arms import Setting
     from benchsuite.report.document import Document
@@ -95,7 +97,7 @@ class TargetPlugin(ABC, Generic[B]):
         dtype = devices.pick_dtype(setting.dtype, device)
         loaded = catalog.load(setting.target, device, dtype, rows=self.rows, max_length=self.max_length)
         self.card = [
-            f"machine {device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+            f"machine {device_name(device)}, {amount(torch.get_num_threads(), 'thread')}, torch {torch.__version__}, "
             f"transformers {transformers.__version__}",
             *(f"without backend {reason}" for reason in ops.absent(device.type)),
         ]

@@ -145,7 +145,7 @@ def save_baselines(suite: Suite, launches: int = 1) -> None:
     """Save a baseline of both gates. The clock is exact, so one launch is copied ``launches`` times."""
     done = suite.run("--gate-save", "gate.json", "--benchmark-storage=stored", "--benchmark-autosave")
     assert done.returncode == OK, done.stdout + done.stderr
-    assert "1 launches" in done.stdout
+    assert "1 launch" in done.stdout
     content = json.loads((suite.folder / "gate.json").read_text())
     for row in content["rows"].values():
         row["launches"] *= launches

@@ -149,7 +149,7 @@ def test_files_and_revisions_of_files_are_read(
     baseline(tmp_path / "gate.json", 0.9)
     assert benchsuite_main(["compare", "HEAD:gate.json", "gate.json", "--html", "c.html", "--markdown", "c.md"]) == 0
     shown = capsys.readouterr().out
-    assert "1 rows: 1 slower" in shown
+    assert "1 row: 1 slower" in shown
     assert read_side("HEAD:with:colon.json").rows == read_side("with:colon.json").rows
     assert "0.900" in shown
     assert "0.900" in (tmp_path / "c.html").read_text()

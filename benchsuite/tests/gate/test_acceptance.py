@@ -186,7 +186,7 @@ def test_one_forward_a_token_on_both_sides_judges_nothing(row: GatedRow) -> None
     """A peer that drafts nothing has no other count, whatever was done to it."""
     assert comparable_steps(row) is None
     [note] = gated(row, row)
-    assert "rows of peers are not gated: no level compares anything of them: row" in note.message
+    assert "no level compares anything of peers: row" in note.message
     made = trial(Record({}, {"row": row}), Record({}, {"row": row}))
     made.levels = (0,)
     assert [one.message for one in made.findings() if one.verdict == ERROR] == [UNJUDGED]

@@ -138,7 +138,7 @@ def test_a_plain_benchmark_against_a_file_of_another_day_is_not_passed_over(suit
     save_baselines(suite)
     refused(suite.run(*GATED[:3]), FAILED, "ERROR", "a plain benchmark has no counters", "--gate-dedicated")
     refused(suite.run(*GATED[:3], "--gate-level=2"), USAGE, "level 2 measures both sides live")
-    refused(suite.run(*GATED[:3], "--gate-level=1"), USAGE, "holds 1 launches of a row and level 1 takes 5")
+    refused(suite.run(*GATED[:3], "--gate-level=1"), USAGE, "holds 1 launch of a row and level 1 takes 5")
 
 
 def test_a_launch_that_fails_is_told_with_its_last_lines(theirs: Suite) -> None:
@@ -203,7 +203,7 @@ def test_a_part_of_a_suite_is_not_written_over_the_whole(theirs: Suite) -> None:
     save_baselines(theirs, 5)
     before = (theirs.folder / "gate.json").read_text()
     refused(
-        theirs.run(*GATED, "--gate-update", "-k", "test_work"), FAILED, "1 rows of the baseline are gone", "not written"
+        theirs.run(*GATED, "--gate-update", "-k", "test_work"), FAILED, "1 row of the baseline is gone", "not written"
     )
     assert (theirs.folder / "gate.json").read_text() == before
     theirs.write(body="assert False")
@@ -234,7 +234,7 @@ def test_without_git_a_baseline_is_made_and_a_revision_refused(suite: Suite) -> 
     def run(*options: str) -> Done:
         return suite.python("-m", "pytest", *NO_PLUGINS, *options, PATH=str(suite.folder), LAUNCHES=str(suite.folder))
 
-    refused(run("--gate-save=gate.json"), OK, "baseline: ")
+    refused(run("--gate-save=gate.json"), OK, "saved gate.json: ")
     refused(run("--gate=fail", "--gate-against=HEAD"), USAGE, "neither a file nor a revision that git knows here")
 
 

@@ -20,6 +20,7 @@ from benchsuite.report.document import Table
 from benchsuite.report.findings import finding_sentence, findings_section, run_sentence
 from benchsuite.report.renderers import section_lines
 from benchsuite.tests.gate_rig import PLAIN_RULES
+from specdec.amounts import amount
 
 PASS, IMPROVED, COARSE, INCONCLUSIVE, REGRESSED, ERROR = (
     *(GateVerdict.PASS, GateVerdict.IMPROVED, GateVerdict.COARSE, GateVerdict.INCONCLUSIVE),
@@ -384,8 +385,8 @@ def test_too_few_launches_for_any_verdict_are_refused() -> None:
             refuse_too_few(rules, levels, rows, base)
         first, more = rules.launches
         assert str(refused.value) == (
-            f"--gate-launches {first}+{more} can show nothing of {rows} rows at --gate-alpha {rules.alpha:g}: no exact "
-            f"test of so few reaches that; give at least 5 first and {least} in all"
+            f"--gate-launches {first}+{more} can show nothing of {amount(rows, 'row')} at --gate-alpha "
+            f"{rules.alpha:g}: no exact test of so few reaches that; give at least 5 first and {least} in all"
         )
 
 

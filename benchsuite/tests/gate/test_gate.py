@@ -43,7 +43,7 @@ def test_launches_of_a_revision_have_its_code_and_the_options_of_ini_file_and_en
     live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2")
     variables = {"PYTEST_ADDOPTS": "-k test_work --gate-pairs 1", "PYTHONPATH": with_path(source)}
     done = suite.run(*live, **variables)
-    refused(done, OK, "gate: pair 5 of 5", "+2.0%", "PASS: 1 rows at levels 2 ")
+    refused(done, OK, "gate: pair 5 of 5", "+2.0%", "PASS: 1 row at level 2 ")
     left = subprocess.run(["git", "worktree", "list"], cwd=suite.folder, capture_output=True, text=True, check=True)
     assert len(left.stdout.splitlines()) == 1, "a worktree was left behind"
 

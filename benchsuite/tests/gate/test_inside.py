@@ -30,9 +30,9 @@ def saved(theirs: Suite, launches: int = 5) -> None:
     assert (done.returncode, after_heading(done)) == (
         OK,
         [
-            f"baseline: {file}, 1 rows, 1 launches",
-            "plain benchmarks have no counters: against a file they can be gated only with --gate-dedicated, and it "
-            "takes 5 launches or more (--gate-launches 13)",
+            "saved gate.json: 1 row, 1 launch",
+            "1 row has times and no counters (pytest-benchmark's): this file gates them once it holds 5 launches; save "
+            "it with --gate-launches 13, gate with --gate-dedicated",
         ],
     ), done.stdout
     content = json.loads(file.read_text())
@@ -62,7 +62,7 @@ def test_a_slowdown_fails_with_what_and_how_much_and_is_accepted_if_asked(theirs
         == [
             *table,
             *sentence,
-            f"REGRESSED: 1 rows at levels 3 against {file}: something got worse; if it is meant, accept it with "
+            f"REGRESSED: 1 row at level 3 against {file}: something got worse; if it is meant, accept it with "
             "--gate-update",
             f"verdicts: {theirs.folder / 'v.json'}",
             f"markdown: {theirs.folder / 'c.md'}",
@@ -78,13 +78,13 @@ def test_a_slowdown_fails_with_what_and_how_much_and_is_accepted_if_asked(theirs
     accepted = theirs.run(*GATED, "--gate-update")
     assert accepted.returncode == OK
     assert after_heading(accepted)[-2:] == [
-        f"REGRESSED: 1 rows at levels 3 against {file}: accepted by --gate-update",
+        f"REGRESSED: 1 row at level 3 against {file}: accepted by --gate-update",
         f"the baseline is now this run: {file}",
     ]
     after = json.loads(file.read_text())
     assert before != file.read_text()
     assert len(after["rows"][ROW]["launches"]) >= 5
-    assert after_heading(theirs.run(*GATED))[-1] == f"PASS: 1 rows at levels 3 against {file}: nothing got worse"
+    assert after_heading(theirs.run(*GATED))[-1] == f"PASS: 1 row at level 3 against {file}: nothing got worse"
 
 
 @pytest.mark.slow
@@ -109,8 +109,8 @@ def test_a_revision_is_measured_beside_the_working_tree_in_an_order_kept_with_it
 @pytest.mark.slow
 def test_a_baseline_has_as_many_launches_as_are_asked_for(theirs: Suite) -> None:
     made = theirs.run("--gate-save=five.json", "--gate-launches=5")
-    refused(made, OK, "gate: launch 5 of 5", "1 rows, 5 launches")
-    assert "plain benchmarks have no counters" not in made.stdout, "five launches are enough"
+    refused(made, OK, "gate: launch 5 of 5", "1 row, 5 launches")
+    assert "no counters" not in made.stdout, "five launches are enough"
     [row] = json.loads((theirs.folder / "five.json").read_text())["rows"].values()
     assert len(row["launches"]) == 5
 
@@ -122,7 +122,7 @@ def test_a_baseline_that_is_not_there_is_made_of_this_run_if_asked(theirs: Suite
     file = theirs.folder / "new.json"
     assert made.returncode == OK
     assert after_heading(made)[-2:] == [
-        f"PASS: 1 rows at levels 0 against {file}: nothing was compared, the baseline is this run",
+        f"PASS: 1 row at level 0 against {file}: nothing was compared, the baseline is this run",
         f"made the baseline that was not there: {file}",
     ]
     assert after_heading(made)[2].split() == [ROW, "0", "PASS"]
@@ -277,7 +277,7 @@ def test_a_run_that_gates_nothing_is_refused(theirs: Suite) -> None:
     refused(
         theirs.run("--gate=fail", "--gate-against=HEAD", "--gate-launches=4"),
         USAGE,
-        "--gate-launches 4+0 can show nothing of 1 rows at --gate-alpha 0.01",
+        "--gate-launches 4+0 can show nothing of 1 row at --gate-alpha 0.01",
     )
     saved(theirs, 4)
     refused(theirs.run(*GATED), USAGE, f"--gate-against {theirs.folder / 'gate.json'}: the baseline holds 4 launches")

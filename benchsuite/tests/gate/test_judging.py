@@ -23,6 +23,8 @@ from benchsuite.tests.gate_rig import PLAIN_RULES
 from benchsuite.tests.rig import SETTING
 from benchsuite.tests.run.shown import Shown
 
+pytestmark = pytest.mark.usefixtures("endless_line")
+
 ARMS = {
     "a row": Arm(SETTING, draft="ngram", k=2),
     "plain": Arm(SETTING),
@@ -187,7 +189,7 @@ def test_a_run_that_could_not_be_compared_is_refused_before_it_measures(
     """Unless it only lists its items, or could not collect them."""
     item = made_item("test_a.py::test_a")
     few = MadeUpRun(request, tmp_path, [item], [], base="c0ffee", launches=(4, 0))
-    with pytest.raises(pytest.UsageError, match=r"--gate-launches 4\+0 can show nothing of 1 rows"):
+    with pytest.raises(pytest.UsageError, match=r"--gate-launches 4\+0 can show nothing of 1 row"):
         few.gate.pytest_runtestloop(few.session)
     for run, what in ((few, "collectonly"), (few, "testsfailed")):
         run.config.option.collectonly, run.session.testsfailed = what == "collectonly", what == "testsfailed"
@@ -245,7 +247,7 @@ def test_a_baseline_that_is_not_there_is_made_of_a_run_that_lacks_no_row(
     shown = run.terminal.lines
     assert shown[0] == "- gate"
     assert [line.split() for line in shown[3:5]] == [[name, "0", "PASS"] for name in BOTH]
-    sentence = f"\nPASS: 2 rows at levels 0 against {file}: nothing was compared, the baseline is this run"
+    sentence = f"\nPASS: 2 rows at level 0 against {file}: nothing was compared, the baseline is this run"
     assert shown[5:] == [sentence, f"made the baseline that was not there: {file}", *wrote]
     assert run.terminal.marked == {sentence: {"bold": True}}
     assert [one["verdict"] for one in verdicts["findings"]] == ["PASS", "PASS"]
@@ -275,9 +277,9 @@ def test_a_baseline_that_is_saved_says_how_many_rows_and_launches_it_has_and_wha
     run.pass_all()
     assert run.end() == 0
     heading, saved, needs = run.terminal.lines
-    assert (heading, saved) == ("- gate", f"baseline: {file}, 1 rows, 1 launches")
-    assert needs.startswith("plain benchmarks have no counters: ")
-    assert f"it takes {NEEDED} launches or more" in needs
+    assert (heading, " ".join(saved.split())) == ("- gate", f"saved {file}: 1 row, 1 launch")
+    assert needs.startswith("1 row has times and no counters (pytest-benchmark's): ")
+    assert f"holds {NEEDED} launches" in " ".join(needs.split())
     assert [*Record.load(file).rows] == [BOTH[0]]
     assert run.items == run.tests
 
@@ -354,7 +356,7 @@ def test_a_baseline_of_another_machine_is_refused_by_its_file_and_what_differs(
     assert MadeUpRun(request, tmp_path, [], [], file=file, on_mismatch="ignore").gate.levels == (0, 1)
     short = baseline_file(request, tmp_path / "short", BOTH[:1])
     assert MadeUpRun(request, tmp_path, [], [], file=short).gate.levels == (0,)
-    with pytest.raises(GateError, match="^--gate-anchor .* holds 1 launches of a row and takes 5"):
+    with pytest.raises(GateError, match="^--gate-anchor .* holds 1 launch of a row and takes 5"):
         MadeUpRun(request, tmp_path, [], [], base="c0ffee", anchor=short)
 
 

@@ -85,7 +85,7 @@ def test_what_the_base_has_and_cannot_import_is_not_new(
 def test_new_rows_pass_on_request_and_are_named_but_alone_they_are_no_pass(theirs: Suite) -> None:
     """A run of which nothing was compared was "PASS: nothing got worse"."""
     _add(theirs, "more/test_new.py")
-    new = "1 rows are new, and compared with nothing: more/test_new.py::test_work"
+    new = "1 row is new, and compared with nothing: more/test_new.py::test_work"
     alone = theirs.run(*LIVE, "more/test_new.py", "--gate-on-missing=new")
     refused(alone, FAILED, "every row is new", new, "nothing was judged, which is no pass")
     beside = theirs.run(*LIVE, "test_theirs.py", "more/test_new.py", "--gate-on-missing=new")
@@ -102,8 +102,8 @@ def test_new_rows_pass_on_request_without_letting_vanished_ones_through(theirs: 
     write("old")
     save_baselines(theirs, 5)
     before = (theirs.folder / "gate.json").read_text()
-    told = "1 rows are new, and compared with nothing: test_theirs.py::test_new"
-    gone = "1 rows of the baseline are gone: test_theirs.py::test_old"
+    told = "1 row is new, and compared with nothing: test_theirs.py::test_new"
+    gone = "1 row of the baseline is gone: test_theirs.py::test_old"
     write("new")
     refused(theirs.run(*GATED), FAILED, "let new rows pass with --gate-on-missing=new", gone)
     for update in ((), ("--gate-update",)):

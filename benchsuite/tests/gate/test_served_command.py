@@ -75,7 +75,7 @@ def test_a_file_of_servers_is_written_and_gated_and_what_it_cannot_say_is_refuse
         given = (*SERVE, *short, f"--specdec-endpoint=plain={plain.url},spec={spec.url}")
         saved = inside(*given, "--gate-save=gate.json")
         assert saved.returncode == 0, saved.stdout + saved.stderr
-        assert "gate.json, 2 rows of servers" in saved.stdout
+        assert "saved gate.json: 2 rows of servers" in saved.stdout
         gated = (*given, "--gate=fail", "--gate-inconclusive=report")
         done = inside(*gated, "--gate-against=gate.json", "--gate-level=0", "--gate-json=v.json")
         assert done.returncode == 0, done.stdout

@@ -398,7 +398,7 @@ def test_what_level_1_cannot_see_is_said_where_nothing_else_sees_it(
 def test_rows_that_this_run_leaves_out_say_nothing_of_what_it_sees() -> None:
     base = _record(a=_many(ROW), b=_many(replace(ROW, control="transformers")))
     made = _trial(base, _record(a=ROW), replace(RULES, on_missing="report"), levels=(0, 1))
-    assert _notes(made) == ["1 rows of the baseline are gone: b", BLIND]
+    assert _notes(made) == ["1 row of the baseline is gone: b", BLIND]
 
 
 def test_what_the_base_lacks_is_said(trees: list[tuple[Path, str]]) -> None:
@@ -406,7 +406,7 @@ def test_what_the_base_lacks_is_said(trees: list[tuple[Path, str]]) -> None:
     head = _record(a=ROW, b=ROW)
     made = _live(_record(a=ROW), head, rules)
     cast(_Told, made.launcher).lacking = ["test_b.py", "test_c.py"]
-    assert _notes(made) == ["the base lacks test_b.py, test_c.py", "1 rows are new, and compared with nothing: b"]
+    assert _notes(made) == ["the base lacks test_b.py, test_c.py", "1 row is new, and compared with nothing: b"]
 
 
 def test_a_run_of_which_nothing_could_be_judged_is_no_pass(trees: list[tuple[Path, str]]) -> None:
@@ -423,7 +423,7 @@ def test_a_run_of_which_nothing_could_be_judged_is_no_pass(trees: list[tuple[Pat
     peer = replace(BENCHMARK, peer=True)
     alone = _trial(_record(a=peer), _record(a=peer)).findings()
     assert [one.verdict for one in alone] == [PASS, ERROR]
-    assert alone[0].message == "1 rows of peers are not gated: no level compares anything of them: a"
+    assert alone[0].message == "1 row of a peer is not gated: no level compares anything of peers: a"
     assert [one.verdict for one in _trial(_record(a=peer, b=ROW), _record(a=peer, b=ROW)).findings()] == [PASS, PASS]
 
 
@@ -431,7 +431,8 @@ def test_a_run_of_which_nothing_could_be_judged_is_no_pass(trees: list[tuple[Pat
 def test_of_many_new_rows_the_first_three_are_named(new: str, shown: str) -> None:
     head = Record({}, dict.fromkeys(f"a{new}", ROW))
     made = _trial(_record(a=ROW), head, replace(RULES, on_missing="new"))
-    assert _notes(made) == [f"{len(new)} rows are new, and compared with nothing: {shown}"]
+    are = "row is" if len(new) == 1 else "rows are"
+    assert _notes(made) == [f"{len(new)} {are} new, and compared with nothing: {shown}"]
 
 
 def test_other_versions_are_said() -> None:
@@ -451,10 +452,10 @@ def test_other_versions_are_said() -> None:
 @pytest.mark.parametrize(
     ("gone", "on_missing", "verdict", "message"),
     [
-        ("b", "fail", ERROR, "1 rows of the baseline are gone: b"),
-        ("b", "new", ERROR, "1 rows of the baseline are gone: b"),
+        ("b", "fail", ERROR, "1 row of the baseline is gone: b"),
+        ("b", "new", ERROR, "1 row of the baseline is gone: b"),
         ("bcde", "fail", ERROR, "4 rows of the baseline are gone: b, c, d …"),
-        ("b", "report", PASS, "1 rows of the baseline are gone: b"),
+        ("b", "report", PASS, "1 row of the baseline is gone: b"),
     ],
 )
 def test_rows_that_are_gone_fail_unless_they_may(

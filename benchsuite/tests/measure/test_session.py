@@ -303,7 +303,7 @@ def test_in_a_dry_run_random_proposals_stand_for_a_draft_that_does_not_fit_the_t
     )
     [engine] = [engine for arm, engine in bench.engines() if arm.draft]
     assert type(engine.draft).__name__ == "Garbage"
-    assert any(line.startswith("dry run: tiny would read 0.00 GiB of weights") for line in bench.card)
+    assert any(line.startswith("dry run: tiny would read ") for line in bench.card)
     with pytest.raises(SpecdecError, match="k|rate"):
         prepared_bench(Arm(TINY, draft="oracle(rate=7)", k=2), dry=True)
 

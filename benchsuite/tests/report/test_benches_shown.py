@@ -349,8 +349,8 @@ def test_each_load_has_a_section_with_its_size_and_what_servers_say_of_themselve
     document = serving.serving_document(bench)
     assert document.title == "Endpoints"
     found = sections_by_title(document)
-    size = "2 prompts in 1 groups, {} rounds, at most 8 tokens each"
-    loads = [f"4 at once, {size.format(2)}", f"2.5 a second, {size.format(1)}"]
+    size = "2 prompts in 1 group, {}, at most 8 tokens each"
+    loads = [f"4 at once, {size.format('2 rounds')}", f"2.5 a second, {size.format('1 round')}"]
     assert list(found) == ["", *loads, "Columns"]
     assert lines_shown(found[""]) == [f"every request says {bench.plan.ask.sampling}", "about a"]
     assert lines_shown(found[loads[0]]) == [serving.NO_INTERVAL]

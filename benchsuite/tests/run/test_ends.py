@@ -26,6 +26,7 @@ from benchsuite.tests.gate_rig import PLAIN_RULES
 from benchsuite.tests.report.made_parts import plain_cell
 from benchsuite.tests.rig import SETTING, Run, requested
 from benchsuite.tests.run.shown import Shown
+from specdec.amounts import amount
 
 ROWS = {"target": "tiny", "workload": "chat", "arm": "garbage", "peer": "none", "device": "cpu"}
 
@@ -166,7 +167,7 @@ def test_a_gate_fails_a_run_that_passed_by_its_findings_or_where_it_has_none_and
         assert all(any(f"row {n}" in line for line in shown.lines) for n in range(len(verdicts)))
         [(marked, how)] = shown.marked.items()
         assert (marked, how) == (shown.lines[-1], {"bold": True})
-        assert marked.startswith(f"\n{worst}: {len(verdicts)} rows at levels 2 against c0ffee: ")
+        assert marked.startswith(f"\n{worst}: {amount(len(verdicts), 'row')} at level 2 against c0ffee: ")
     else:
         shows = lacks or verdicts == []
         assert shown.lines == [*(["- gate"] if shows else []), *([said] if lacks else [])]

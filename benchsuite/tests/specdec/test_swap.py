@@ -9,6 +9,7 @@ from benchsuite.conformance.models import families
 from benchsuite.conformance.models.tiny import prompts, registry
 from benchsuite.tests.rig import slow_after
 from specdec import Request, SamplingParams, catalog
+from specdec.amounts import memory_text
 from specdec.assembly import Assembly
 from specdec.choices import BITS
 from specdec.model import ArenaModel
@@ -80,7 +81,7 @@ def test_a_target_says_how_large_its_copies_are_and_when_they_do_not_fit(monkeyp
     products = sum(m.weight.nbytes for m in target.model.modules() if isinstance(m, torch.nn.Linear))
     copied = target.swap.copied_bytes
     assert products <= copied < 1.05 * products  # the last tile of a matrix may have outputs that are 0
-    assert target.swap.notes() == [f"{copied / 2**30:.2f} GiB of packed weights beside the model's own"]
+    assert target.swap.notes() == [f"{memory_text(copied)} of packed weights beside the model's own"]
     monkeypatch.setattr("specdec.swap.available_bytes", lambda device: products)
     poor = ArenaModel(families.build_model("llama"), cpu_ops())
     assert poor.swap.copied_bytes == 0

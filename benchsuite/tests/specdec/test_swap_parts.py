@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from benchsuite.conformance.models import families
 from benchsuite.conformance.models.tiny import registry
 from specdec import sharding
+from specdec.amounts import memory_text
 from specdec.model import ArenaModel
 from specdec.ops import Ops
 from specdec.sharding import shard_model
@@ -434,7 +435,7 @@ def test_weights_are_packed_as_long_as_a_copy_and_a_quarter_more_fit(monkeypatch
     room = needed - 1
     poor = Swap(families.build_model("llama"), compiled_ops())
     assert (poor.copied_bytes, len(poor.notes())) == (0, 1)
-    assert poor.notes()[0].startswith(f"the weights are not packed: a copy needs {needed / 2**30:.2f} GiB and ")
+    assert poor.notes()[0].startswith(f"the weights are not packed: a copy needs {memory_text(needed)} and ")
     assert Swap(families.build_model("llama"), compiled_ops(), 8).notes() == [], "codes are no copy"
     assert Swap(families.build_model("llama"), registry().backend("reference")).notes() == []
 

@@ -396,7 +396,7 @@ def test_a_job_of_this_machine_measures_its_part(run: Run, tmp_path: Path) -> No
     submit = ("-m", "benchsuite", "submit", "--shards", "1", "--into", "jobs", "--cluster", "local")
     done = run(*submit, "--", *SWEEP, "--specdec-max-new-tokens", "4")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 cells of 1 parts" in done.stdout
+    assert "1 cell of 1 part" in done.stdout
     assert len(repeatable(tmp_path / "jobs" / "merged")) == 3
     wrong = run(*submit, "--set", "no_such=1", "--", *SWEEP)
     assert wrong.returncode == 2
