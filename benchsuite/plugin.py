@@ -20,6 +20,7 @@ from benchsuite.run.load import LoadPlugin
 from benchsuite.run.request import read_request
 from benchsuite.run.serving import ServingPlugin
 from benchsuite.run.shards import ShardPlugin
+from benchsuite.run.skips import skip_lines
 from benchsuite.run.speculation import ComparisonPlugin
 from specdec.errors import folded
 from specdec.unpackaged import add_plugin_source
@@ -156,6 +157,13 @@ def _unpackaged(manager: pytest.PytestPluginManager) -> list[tuple[str, object]]
         for name, plugin in manager.list_name_plugin()
         if plugin is not None and all(plugin is not one for one in packaged)
     ]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print why the suite skipped tests, unless pytest itself does (``-rs``)."""
+    if not {"s", "a", "A"} & {*config.option.reportchars}:
+        for line in skip_lines(terminalreporter.getreports("skipped")):
+            terminalreporter.write_line(folded(line))
 
 
 @pytest.fixture
