@@ -18,6 +18,7 @@ from benchsuite.measure.interval import FEWEST
 from benchsuite.measure.verdict import MARKS, SpeedVerdict, noise_of
 from benchsuite.report.document import Document, Lines, Section, Table
 from benchsuite.report.renderers import markdown
+from specdec.amounts import amount
 
 COLUMNS = (
     "prefix: warm: a conversation begins with words that no cache knows, and goes on behind them; cold: every request "
@@ -26,9 +27,9 @@ COLUMNS = (
     "that the conversations have: a failed turn ends its conversation",
     "prompt, cached: median tokens of the prompt, and of it what the row says that it had in a cache; -: it says "
     "nothing",
-    "TTFT: median ms to the first piece, from when a request was due; prefill %: the share of the answers' time before "
+    "TTFT: median ms to the first piece, from when a request was due; prefill: the share of the answers' time before "
     "their first pieces; tok/s: tokens of the answers over their time, first pieces included; length: mean acceptance "
-    "length, as far as steps are counted",
+    "length; -: no step proposed anything, or the steps of the row, or of single turns, are not counted",
     "speed: per token from sending to the end of an answer, over the first row of the same kind with the same prefix; "
     "interval: 95 %, over conversations; " + MARKS,
     "equal: answers that are the first row's to the same prompt",
@@ -36,27 +37,30 @@ COLUMNS = (
 """Meanings of the columns."""
 
 HEADERS = [
-    *("row", "prefix", "turn", "ok", "prompt", "cached", "TTFT", "prefill %", "tok/s", "length", "speed", "interval"),
-    "equal",
+    *("row", "turn", "ok", "prompt", "cached", "TTFT", "prefill", "tok/s", "length", "speed", "interval", "equal"),
 ]
+
+NARROW = 20
+"""The most characters of a row's name on a terminal, beside which all columns fit."""
 
 FEW = f"?: an interval needs {FEWEST} conversations, or {FEWEST} rounds of a trace (--specdec-pairs)"
 
 
-def turns_table(rows: Sequence[TurnFigures], findings: dict[str, PrefixFinding]) -> Table:
-    """A line for each row, prefix and turn. Where a cold prefix was served from a cache, it has no figures."""
+def turns_tables(rows: Sequence[TurnFigures], findings: dict[str, PrefixFinding]) -> dict[Prefix, Table]:
+    """The table of each prefix: a line for each row and turn. A cold prefix that a cache served has no figures."""
     again = {
         (one.prefix, one.turn, one.row.startswith("endpoint ")): one.served.speed
         for one in rows
         if one.row == PLAIN_AGAIN or one.row.endswith(AGAIN)
     }
-    body = []
+    bodies = dict[Prefix, list[list[str]]]()
     for one in rows:
         key = one.prefix, one.turn, one.row.startswith("endpoint ")
         first = next(row.row for row in rows if (row.prefix, row.turn, row.row.startswith("endpoint ")) == key)
         refused = one.prefix is Prefix.COLD and bool(findings[one.row].refused)
-        body.append(_refused(one) if refused else _cells(one, noise_of(again.get(key)), first == one.row))
-    return Table(HEADERS, body)
+        cells = _refused(one) if refused else _cells(one, noise_of(again.get(key)), first == one.row)
+        bodies.setdefault(one.prefix, []).append(cells)
+    return {prefix: Table(HEADERS, body, f"prefix {prefix.value}", narrow=NARROW) for prefix, body in bodies.items()}
 
 
 def _ok(one: TurnFigures) -> str:
@@ -64,7 +68,7 @@ def _ok(one: TurnFigures) -> str:
 
 
 def _refused(one: TurnFigures) -> list[str]:
-    named = [one.row, one.prefix.value, one.turn, _ok(one), _whole(one.prompt), _whole(one.cached)]
+    named = [one.row, one.turn, _ok(one), _whole(one.prompt), _whole(one.cached)]
     return [*named, "refused", *["-"] * (len(HEADERS) - len(named) - 1)]
 
 
@@ -73,13 +77,12 @@ def _cells(one: TurnFigures, noise: float, baseline: bool) -> list[str]:
     length = one.counts.mean_acceptance_length if one.counts else None
     return [
         one.row,
-        one.prefix.value,
         one.turn,
         _ok(one),
         _whole(one.prompt),
         _whole(one.cached),
         _tenth(one.served.ttft_ms[0]),
-        "-" if one.prefill is None else f"{one.prefill * 100:.0f}",
+        "-" if one.prefill is None else f"{one.prefill:.0%}",
         _tenth(one.served.tokens_per_s if one.prefix is Prefix.RECORDED and one.turn == ALL else one.per_s),
         "-" if length is None else f"{length:.2f}",
         verdict.cell_text,
@@ -112,15 +115,17 @@ def conversations_document(bench: ConversationBench, card: Sequence[str]) -> Doc
     turns = sum(len(one.turns) for one in plan.conversations)
     how = "each when it is due" if plan.at_once is None else f"{plan.at_once} at a time"
     kinds = ", ".join(dict.fromkeys(one.label for one in plan.conversations))
-    shape = f"{len(plan.conversations)} conversations ({kinds}), {turns} turns, {how}"
-    shape += f", at most {plan.ask.max_tokens} tokens each"
+    shape = f"{amount(len(plan.conversations), 'conversation')} ({kinds}), {amount(turns, 'turn')}, {how}"
+    shape += f", at most {amount(plan.ask.max_tokens, 'token')} each"
     open_ended = any(one.served.speed and one.served.speed.low is None for one in rows)
-    notes = [line for one in findings.values() for line in one.lines]
+    notes = [FEW] if open_ended else []
+    notes += [line for one in findings.values() for line in one.lines]
     notes += [
         f"{one.row}, {one.prefix.value}: {', '.join(f'{n} {kind}' for kind, n in one.served.failed.items())}"
         for one in rows
         if one.turn == ALL and one.served.failed
     ]
+    notes += bench.wrong()
     warm = [one for one in findings.values() if one.sooner]
     head = [*card, *bench.said, *(bench.engine.rendering.said if bench.engine else [])]
     head.append(f"prompts begin with {NONCE} words of one token each, as in {nonce_text(Random(0)).strip()!r}")
@@ -128,9 +133,7 @@ def conversations_document(bench: ConversationBench, card: Sequence[str]) -> Doc
         "Conversations",
         [
             Section(parts=[Lines(head)]),
-            Section(
-                shape, [turns_table(rows, findings), Lines([*([FEW] if open_ended else []), *notes, *bench.wrong()])]
-            ),
+            Section(shape, [*turns_tables(rows, findings).values(), Lines(notes)]),
             Section("Warm prefixes, turns behind the first", [prefix_table(warm)] if warm else []),
             Section("Columns", [Lines(COLUMNS)]),
         ],

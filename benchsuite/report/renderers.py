@@ -38,7 +38,7 @@ def section_lines(section: Section, titled: bool = True) -> list[str]:
     blocks = [block for part in section.parts if (block := _for_terminal(part))]
     if not blocks:
         return []
-    return "\n".join([section.title] * (titled and bool(section.title)) + ["\n\n".join(blocks)]).splitlines()
+    return [*wrapped([section.title] * titled), *"\n\n".join(blocks).splitlines()]
 
 
 def _for_terminal(part: Part) -> str:

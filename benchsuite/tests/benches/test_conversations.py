@@ -27,8 +27,8 @@ from benchsuite.measure.conversations import workload_conversations
 from benchsuite.measure.conversations.filler import nonce_text
 from benchsuite.measure.conversations.form import Conversation, ConversationTurn
 from benchsuite.measure.workloads import load_workload
-from benchsuite.report.conversations import conversations_document, turns_table, write_conversations
-from benchsuite.report.renderers import terminal
+from benchsuite.report.conversations import conversations_document, turns_tables, write_conversations
+from benchsuite.report.renderers import WIDTH, terminal
 from benchsuite.tests import prefix_servers
 from benchsuite.tests.made_up_servers import MadeUpServer, MadeUpServers, made_up_reply
 from benchsuite.tests.our_server import OurServer
@@ -174,11 +174,11 @@ def test_what_a_server_says_of_its_cache_is_held_against_what_it_does(kind: type
         ):
             assert others not in text
     assert bool(bench.wrong()) == refused
-    cold = [row for row in turns_table(bench.figures(), bench.findings()).rows if row[1] == "cold"]
+    cold = turns_tables(bench.figures(), bench.findings())[Prefix.COLD].rows
     assert len(cold) == 8
     for row in cold:
-        assert (row[6] == "refused") == refused
-        assert (set(row[7:]) == {"-"}) == refused
+        assert (row[5] == "refused") == refused
+        assert (set(row[6:]) == {"-"}) == refused
 
 
 def test_a_warm_prefix_is_read_once_and_a_cold_one_each_time() -> None:
@@ -426,9 +426,10 @@ def test_figures_of_turns_are_those_of_the_records(live_talks: ConversationBench
 
 
 def test_the_report_has_a_line_for_each_row_prefix_and_turn(live_talks: ConversationBench, tmp_path: Path) -> None:
-    table = turns_table(live_talks.figures(), live_talks.findings())
-    lines = Counter((str(row[0]), str(row[1])) for row in table.rows)
+    tables = turns_tables(live_talks.figures(), live_talks.findings())
+    lines = Counter((str(row[0]), prefix.value) for prefix, table in tables.items() for row in table.rows)
     assert lines == {(name, prefix.value): 4 for rows in live_talks.families for name in rows for prefix in BOTH}
+    assert max(map(len, report_text(live_talks).splitlines())) <= WIDTH
     text = " ".join(report_text(live_talks).split())
     assert "prompts begin with 6 words of one token each" in text
     assert "2 conversations (multi_turn), 6 turns" in text
