@@ -16,6 +16,9 @@ ENDS = ("user", "tool")
 MEDIA = tuple(f"{kind}{end}" for kind in ("image", "audio", "video") for end in ("", "s"))
 """Keys of what is no text."""
 
+MOST = 10_000_000
+"""Tokens that no prompt and no answer has: a slip of the pen would fill the memory with words."""
+
 
 class TraceLine:
     """The object of one line, or a part of it; ``where`` begins every refusal.
@@ -62,10 +65,10 @@ class TraceLine:
         return None if value is None else float(value)
 
     def count(self, name: str) -> int | None:
-        """A whole number of 1 or more."""
+        """A whole number of 1 or more, of tokens or of turns; no more than ``MOST``."""
         value: int | None = self.value(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            self.refuse(f"{name} is {value!r}", "a whole number of 1 or more")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST):
+            self.refuse(f"{name} is {value!r}"[:80], f"a whole number from 1 to {MOST:,}")
         return value
 
     def integer(self, name: str) -> int | None:
