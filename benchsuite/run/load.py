@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchsuite.run.target_plugin import TargetPlugin, settings_by_name
+from benchsuite.run.target_plugin import MEANT, TargetPlugin, settings_by_name
 
 if TYPE_CHECKING:
     from benchsuite.benches.load.bench import LoadBench, LoadPlan
@@ -47,7 +47,7 @@ class LoadPlugin(TargetPlugin["LoadBench"]):
 
     def settings(self) -> dict[str, Setting]:
         """Each target with every backend, device, dtype and way of sampling of the options."""
-        return settings_by_name(self.request, ("backend", "device", "dtype", *self.request.sampling))
+        return settings_by_name(self.request, (*MEANT, *self.request.sampling))
 
     def build(self, name: str, loaded: Loaded, target: ArenaModel) -> LoadBench:
         """Return the benchmark of one setting: its arms and what they serve. SpecdecError for what cannot be meant."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 B = TypeVar("B")
 
+MEANT = ("backend", "device", "dtype")
+"""Options beside the target's of which every value is a setting of every benchmark."""
+
 
 class TargetPlugin(ABC, Generic[B]):
     """Builds one benchmark for each of ``settings`` when its first test asks for it, shows it and writes it.
@@ -45,9 +48,9 @@ class TargetPlugin(ABC, Generic[B]):
         self._device = ""
 
     def settings(self) -> dict[str, Setting]:
-        """What a benchmark is built of, by its name in tests, tables and folders: each ``--specdec-target``, with the
-        first value of every other option."""
-        return settings_by_name(self.request, ())
+        """What a benchmark is built of, by its name in tests, tables and folders: each ``--specdec-target`` with every
+        backend, device and dtype of the options, and the first way of sampling."""
+        return settings_by_name(self.request, MEANT)
 
     @abstractmethod
     def build(self, name: str, loaded: Loaded, target: ArenaModel) -> B:
