@@ -21,6 +21,7 @@ from benchsuite.conformance.models.tiny import registry
 from benchsuite.tests.rig import slow_after
 from benchsuite.workshop.sweep.battery import compare_bytes, spread_model
 from specdec import ArenaModel, SpecdecError, catalog, smollm2
+from specdec.amounts import amount
 from specdec.catalog import ModelBytes
 from specdec.choices import check_model, is_gguf
 from specdec.peer import PeerEnv
@@ -124,7 +125,7 @@ def test_memory_is_asked_for_weights_cells_and_the_logits_of_32_slots(
     assert catalog.sizes(*given, getattr(torch, dtype)) == ModelBytes(size * TINY_WEIGHTS, size * TINY_CELL, 0)
     catalog._require_room(*given, CPU, getattr(torch, dtype), rows, length)
     needed = size * TINY_WEIGHTS + size * TINY_CELL * rows * length + 4 * 258 * 32 * (rows or 1)
-    assert asked_memory == [(needed, CPU, f"the model 'it' with {rows} rows of {length} tokens")]
+    assert asked_memory == [(needed, CPU, f"the model 'it' with {amount(rows, 'row')} of {length} tokens")]
 
 
 def test_the_vocabulary_is_that_of_the_decoder(

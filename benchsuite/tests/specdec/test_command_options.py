@@ -17,6 +17,7 @@ import torch
 from benchsuite.conformance.models import families
 from specdec import Engine, catalog
 from specdec.__main__ import main
+from specdec.amounts import amount
 
 TINY = ("--target", "tiny", "--draft", "none", "--raw")
 
@@ -67,7 +68,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_rows_and_the_tokens_it_wo
         (requests_file(tmp_path, *lengths), 8, 5 + 7),
     ):
         said = command.refused(*arguments, *shape)
-        assert f"the model 'shape:{tmp_path}' with {rows} rows of {tokens} tokens needs about " in said
+        assert f"the model 'shape:{tmp_path}' with {amount(rows, 'row')} of {tokens} tokens needs about " in said
 
 
 def test_an_engine_has_the_rows_and_the_room_that_its_requests_take(

@@ -435,7 +435,7 @@ def test_a_prompt_in_a_file_gives_what_it_gives_on_the_command_line(
     options = ["--target", "tiny", "--max-new-tokens", "9", "--temperature", "0.5", "--seed", "3"]
     source = write(tmp_path / "in.jsonl", {"prompt": "one two", "id": "x"})
     assert main(["--requests", str(source), "--out", str(tmp_path / "out"), *options]) == 0
-    assert capsys.readouterr().out.startswith("1 requests, 9 tokens, ")
+    assert capsys.readouterr().out.startswith("1 request, 9 tokens, ")
     assert main(["one two", "--json", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     result = json.loads((tmp_path / "out").read_text())
