@@ -165,6 +165,8 @@ SHARES = (
     _figure("draft %", lambda f: f.draft_share, "{:.1f}", "share of the decoding time in the draft", 100),
     _figure("target %", lambda f: f.target_share, "{:.1f}", "share in the target's forwards", 100),
     _figure("policy %", lambda f: f.accept_share, "{:.1f}", "share in the acceptance policy", 100),
+    _figure("commit %", lambda f: f.commit_share, "{:.1f}", "share in committing keys and values", 100),
+    _figure("control %", lambda f: f.control_share, "{:.1f}", "share in the controller, which chooses K", 100),
     _figure("overhead %", lambda f: f.overhead, "{:z.1f}", "time that is attributed to none of them", 100),
     Column(
         "MBU",

@@ -25,7 +25,7 @@ FIGURES: dict[str, Any] = {
     **{"itl_p50_ms": 1.23, "itl_p90_ms": 2.34, "itl_p99_ms": 3.46},
     **{"tau": 2.345, "mean_acceptance_length": 3.456, "acceptance_rate": 0.634, "draft_cost": 0.1234},
     **{"verify_cost": 1.567, "sum_of_parts": 1.789, "draft_share": 0.1234, "target_share": 0.5678},
-    **{"accept_share": 0.0345, "overhead": 0.2743, "mbu": 0.456},
+    **{"accept_share": 0.0345, "commit_share": 0.0123, "control_share": 0.0456, "overhead": 0.2164, "mbu": 0.456},
 }
 SHOWN = [
     {
@@ -40,7 +40,10 @@ SHOWN = [
         **{"arm": "ngram", "tau": "2.35", "acc len": "3.46", "acc %": "63", "c": "0.123", "v(W)": "1.57"},
         "parts": "1.79x",
     },
-    {"arm": "ngram", "draft %": "12.3", "target %": "56.8", "policy %": "3.5", "overhead %": "27.4", "MBU": "0.46"},
+    {
+        **{"arm": "ngram", "draft %": "12.3", "target %": "56.8", "policy %": "3.5", "commit %": "1.2"},
+        **{"control %": "4.6", "overhead %": "21.6", "MBU": "0.46"},
+    },
 ]
 COLUMNS = (tables.SPEED, tables.LATENCY, tables.REASONS, tables.SHARES)
 
@@ -61,6 +64,16 @@ def test_what_is_not_known_is_a_dash_and_no_number() -> None:
     """Of a row without any figure its name, its policy and its contract stand alone."""
     known = {"arm": "ngram", "policy K": "match 4", "verdict": "too few", "contract": "exact: not compared"}
     assert shown_cells(made_row(NGRAM)) == {header: known.get(header, "-") for shown in SHOWN for header in shown}
+
+
+@pytest.mark.parametrize("part", ["draft", "target", "accept", "commit", "control"])
+def test_whatever_takes_the_time_the_shares_that_are_shown_add_up_to_all_of_it(part: str) -> None:
+    """Half of the time goes to one part, a tenth to each other one, and a tenth to none of them."""
+    shares: dict[str, Any] = {
+        f"{one}_share": 0.5 if one == part else 0.1 for one in ("draft", "target", "accept", "commit", "control")
+    }
+    [shown] = texts_of_table(tables.rows_table([made_row(NGRAM, **shares, overhead=0.1)], tables.SHARES))
+    assert sum(float(text) for header, text in shown.items() if header.endswith("%")) == pytest.approx(100)
 
 
 @pytest.mark.parametrize("share", [-0.0004, 0.0, 0.0004])
