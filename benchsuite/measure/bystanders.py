@@ -123,7 +123,7 @@ class Bystanders:
                 )
         wall, used = time.monotonic() - before.at, self._beside() - before.beside
         left = {worker: spent for worker, spent in self._spent(before).items() if self._owners[worker]}
-        if not left and wall <= SPIN:
+        if not left and (wall <= SPIN or used <= WORKED):  # nobody worked; on a busy machine a look alone may take long
             return None
         whose = self._owners[max(left, key=lambda worker: left[worker])] if left else owner
         return whose, (

@@ -99,7 +99,7 @@ def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_ca
         gated(*AGAINST, *exported),
         OK,
         "PASS",
-        "at levels 0",
+        "2 rows at level 0 against",
         "not gated (peers): transformers",
     )
     assert {tuple(row) for row in json.loads((tmp_path / "a.json").read_text()).values()} == {("fails-level-0",)}

@@ -135,7 +135,7 @@ def test_a_peer_has_one_text_however_it_was_written(text: str, same: str, label:
             r"transformers_early_exit, transformers_prompt_lookup, vllm, vllm_speculative\. Plugins are found",
         ),
         ("transformers_compiled(mode=default)", "'transformers_compiled' does not take mode .*; its options: none$"),
-        ("transformer", r"unknown peer 'transformer'; did you mean 'transformers'\?"),
+        ("transformer", r"unknown peer 'transformer'; did you mean 'transformers', "),
         ("transformers(k=4)", r"the peer 'transformers' does not take k .*; its options: cache='dynamic'$"),
         (
             "transformers_prompt_lookup(cache=static)",

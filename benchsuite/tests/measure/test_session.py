@@ -25,6 +25,7 @@ from benchsuite.measure.rows import Row
 from benchsuite.measure.session import Bench
 from benchsuite.tests.rig import SETTING
 from specdec import Context, Draft, SpecdecError, Window, catalog
+from specdec.amounts import amount
 from specdec.interfaces import Env
 
 TINY = SETTING.replaced(backend="reference", max_new_tokens=4)
@@ -83,7 +84,7 @@ def test_the_card_expects_what_short_runs_of_plain_and_of_the_peers_took(
     prompts = plan.get("prompts", 1)
     most = changed.get("max_new_tokens", 4)
     kinds = 2 + sum(arm not in (Arm(TINY),) for arm in arms)
-    assert f"{kinds} arms x {prompts} prompts x up to {most} tokens: {said}" in bench.card
+    assert f"{kinds} arms x {amount(prompts, 'prompt')} x up to {most} tokens: {said}" in bench.card
     assert any("one forward took 1000.00 ms" in line for line in bench.card)
 
 
