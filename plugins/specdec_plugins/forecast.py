@@ -367,17 +367,15 @@ def fastest_of_rows(
     def speed(ks: tuple[int, ...], took: float) -> float:
         return (1 + sum(map(getitem, sums, ks)) / rows) / (took + price * sum(ks))
 
+    def above(least: float, k: int) -> tuple[int, ...]:
+        ks = tuple(min(k, bisect_left(loss, -least)) for loss in losses)
+        return ks if any(ks) else one
+
     found = [(1 / seconds[0], (0,) * rows)]
     for k, took in enumerate(seconds[1:], 1):
-        ks = tuple(min(k, bisect_left(loss, 0.0)) for loss in losses)
-        ks = ks if any(ks) else one
+        ks = above(0.0, k)
         best = speed(ks, took)
-        while price:
-            least = -price * rows * best
-            fewer = tuple(min(k, bisect_left(loss, least)) for loss in losses)
-            fewer = fewer if any(fewer) else one
-            if (faster := speed(fewer, took)) <= best:
-                break
+        while price and (faster := speed(fewer := above(price * rows * best, k), took)) > best:
             ks, best = fewer, faster
         found.append((best, ks))
     return found
