@@ -22,7 +22,7 @@ NO_PARENT = -1
 
 @dataclass(frozen=True)
 class _Request:
-    """A line: its own id and its parent's, its place in the chat, and what is asked when."""
+    """The request of a line: its id and its parent's, its turn and its time, and what it sends."""
 
     line: TraceLine
     chat: int

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.workshop.gpu_day.page import FIGURES
+from specdec.amounts import amount
 from specdec.devices import HostCopy, uploaded
 from specdec.runtime import CudaGraphs
 
@@ -198,7 +199,7 @@ class Probe:
                     return [inputs[weight.shape[1]] @ weight.t() for weight in weights]
 
                 milliseconds = self.milliseconds(self.graphed(step))
-                self.note(f"{name}, products of {rows} row{'s' * (rows > 1)}, ms", milliseconds)
+                self.note(f"{name}, products of {amount(rows, 'row')}, ms", milliseconds)
 
     def launches(self) -> None:
         """Microseconds of a small launch in a graph."""

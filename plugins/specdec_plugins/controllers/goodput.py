@@ -44,8 +44,8 @@ class Goodput(Controller):
     built and corrected in every step (``specdec_plugins.forecast.Forwards``), the draft's time for K, and the time of
     the rest. While K is 0, a probe proposes from time to time, to notice text that becomes predictable again; probes
     cost less than one percent, and until one is due nothing is forecast as long as the rows are the same. Trees are
-    proposed whole or not at all. Chances and times pass from run to run until
-    ``forget``, which keeps only the calibration.
+    proposed whole or not at all. Chances and times pass from run to run until ``forget``, which keeps only the
+    calibration.
 
     Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times instead of a model of them.
 
