@@ -51,7 +51,8 @@ class Plan:
 
     ``position`` int64 [B, W]. For each span: ``cells`` int64 [B, W], the cells to which the slots are written, and
     ``mask`` [B, 1, W, L] in the arena's dtype, 0 if a slot sees a cell, else -inf. ``chunk_mask``: that of chunked
-    layers. ``used`` int64 [B]: in a layer without a span, no slot of a row sees a cell from there on.
+    layers. ``used`` int64 [B]: in a layer without a span, no slot of a row sees a cell from there on. ``width`` int64
+    [B]: the window's, the slots of each row that count.
     """
 
     arena: Arena
@@ -61,6 +62,7 @@ class Plan:
     cells: dict[int | None, Tensor]
     mask: dict[int | None, Tensor]
     used: Tensor
+    width: Tensor
     chunk_mask: dict[int | None, Tensor] = field(default_factory=dict)
 
     def attend(
@@ -94,7 +96,7 @@ class Plan:
         arena, shape = self.arena, self.arena.layers[layer]
         span, masks = shape.span, self.chunk_mask if shape.chunked else self.mask
         keys, values = arena.of_rows(self.rows)[layer]
-        return Cells(keys, values, self.cells[span], masks[span], self.used if span is None else None)
+        return Cells(keys, values, self.cells[span], masks[span], self.used if span is None else None, self.width)
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ class Arena:
             if span is not None and span in self.chunks:
                 chunk_mask[span] = _within_chunks(mask[span], committed, depth, span, capacity)
         window.remember(depth)
-        return Plan(self, ops, rows, position, cells, mask, committed + width, chunk_mask)
+        return Plan(self, ops, rows, position, cells, mask, committed + width, window.width, chunk_mask)
 
     def commit(self, verdict: Verdict, rows: slice, ops: Backend, compact: bool) -> None:
         """Append the accepted path to each row: the root and ``num_accepted`` more cells.

@@ -58,7 +58,8 @@ class DecoderWeights:
 class Cells:
     """A layer's keys and values [B, heads_kv, C, d], the cells int64 [B, W] that it writes, its mask [B, 1, W, L].
 
-    ``used`` int64 [B]: no slot of a row sees a cell from there on; None: not known.
+    ``used`` int64 [B]: no slot of a row sees a cell from there on; None: not known. ``width`` int64 [B]: the slots of
+    each row that count, as ``Window.width``: what an op gives for the others means nothing; None: all of them.
     """
 
     keys: Tensor
@@ -66,6 +67,7 @@ class Cells:
     cells: Tensor
     mask: Tensor
     used: Tensor | None = None
+    width: Tensor | None = None
 
     def attend(
         self,

@@ -124,6 +124,8 @@ class Engine:
 
     def _begin(self) -> None:
         self.stats = Stats(Stopwatch(self.target.device))
+        # Ranks choose the same K; prices come from each one's own clock.
+        self.stats.heeds_price = self.draft is not None and self.draft.heeds_price and not self._lockstep
         self.stats.counts["allocations"] = self.arena.allocations + self.rows.allocations
         self.queue.begin(self.stats)
         self._streams: list[set[int]] = []  # for each open stream, the ids of which it has not given everything
@@ -257,7 +259,8 @@ class Engine:
         start = mark()
         k = self._next_k()
         chosen = mark()
-        context = rows.context(k, self.ops, self.policy.coupled)
+        price = self.controller.price if stats.heeds_price else None
+        context = rows.context(k, self.ops, self.policy.coupled, price)
         if self.draft is None or context.max_proposals_host.max() < 1:
             steps, window = self._begun(context, None)
             proposal, asked, own = window, mark(), False
@@ -270,7 +273,8 @@ class Engine:
                     f"draft {type(self.draft).__name__!r} proposed {proposal!r}; expected a specdec.Window, as "
                     "Window.chain makes, or Window.root(context) where there is nothing to propose"
                 )
-            proposal.check(context.rows, self.max_window, self.target.vocabulary, type(self.draft).__name__)
+            sizes = context.rows, self.max_window, self.target.vocabulary
+            proposal.check(*sizes, type(self.draft).__name__, priced=price is not None)
             steps, window = self._begun(context, proposal)
         if self._lockstep:
             self._lockstep.step(window)

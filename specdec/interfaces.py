@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -69,7 +71,9 @@ class Draft(Interface, ABC):
     ``needs_logits`` asks for the logits of every verified slot, ``Verdict.logits``. ``branches`` says that windows may
     be trees; ``looks_up`` says that ``look_up`` answers for a single row, on the host, so that a draft that combines
     others knows at once whether this draft found something; ``extends`` says that ``extend`` goes on behind another
-    draft's chains, on the device; ``learns`` says that ended requests change its proposals until ``forget``.
+    draft's chains, on the device; ``heeds_price`` says that it knows how likely each proposal is and makes those alone
+    that are worth their slots (``Context.price``), so that no controller need limit their number, all of them certain
+    (``Window.q`` is None); ``learns`` says that ended requests change its proposals until ``forget``.
     ``small_ops`` says that the torch ops of all its methods are small, so that one thread runs them at least as fast as
     several, whose waiting would slow down the target on a CPU (``specdec.threads``); other drafts keep all of torch's
     threads. ``weight_bytes`` is the number of bytes of weights that one of its forwards reads, as ``info`` counts them
@@ -92,6 +96,7 @@ class Draft(Interface, ABC):
     branches: bool = False
     looks_up: bool = False
     extends: bool = False
+    heeds_price: bool = False
     learns: bool = False
     small_ops: bool = False
     weight_bytes: int = 0
@@ -197,12 +202,14 @@ class Controller(Interface, ABC):
     ``deterministic`` is False for a controller that reads the clock: its counters need not repeat.
     ``k_option`` names the factory's option that K sets if the user gives K separately (``--specdec-k 8``); None: the
     controller takes no K. ``reads_confidence`` says that it reads the confidence of rows, which drafts that have to
-    compute one then do (``Env.confidence``).
+    compute one then do (``Env.confidence``). ``price``: what the slots of the next step cost, as in ``Context.price``,
+    or None; read after ``next_k``, and only where ``Stats.heeds_price``.
     """
 
     deterministic: bool = True
     k_option: str | None = None
     reads_confidence: bool = False
+    price: npt.NDArray[np.float64] | None = None
 
     @property
     @abstractmethod
@@ -239,6 +246,9 @@ class Backend(Interface, ABC):
     """Ops whose result for a row is the same, bit for bit, beside any number of other rows: ``specdec.exact`` asks."""
     own_threads: bool = False
     """Whether its ops run on host threads that are not torch's: see ``specdec.threads``."""
+    skips_padding: bool = False
+    """Whether ``linear_of_slots`` and ``decoder_layers`` leave out the slots behind each row's width: a forward then
+    costs what the slots cost that count, and not what the widest row would cost in every row."""
 
     def missing(self) -> str | None:
         """A sentence saying why this backend cannot run here, or None when it can."""
@@ -371,6 +381,15 @@ class Backend(Interface, ABC):
         ``wide``: in float32, so that the sums of a half-precision product are not rounded; x is not float64.
         """
 
+    def linear_of_slots(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, width: Tensor, wide: bool = False
+    ) -> Tensor:
+        """``linear`` of a window's slots x [B, W, K], of which ``width`` int64 [B] of each row count: for the others it
+        may give any numbers but NaN and infinity. Counted as ``linear``, and called where ``takes`` says so for that.
+        Default: ``linear``.
+        """
+        return self.linear(x, weight, bias, wide)
+
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """x / sqrt(mean(x²) + eps) · (offset + weight) over the last axis, computed in float32; x's shape and dtype."""
@@ -390,7 +409,11 @@ class Backend(Interface, ABC):
     def decoder_layers(
         self, x: Tensor, layers: Sequence[DecoderWeights], turn: tuple[Tensor, Tensor], at: Sequence[Cells]
     ) -> Tensor:
-        """A whole layer of Llama's kind over the arena, [B, W, H] to [B, W, H]: see ``specdec.decoder.decode``."""
+        """Whole layers of Llama's kind over the arena, [B, W, H] to [B, W, H]: see ``specdec.decoder.decode``.
+
+        For slots that do not count (``Cells.width``) it may give any numbers but NaN and infinity, and leave their
+        cells as they are.
+        """
 
 
 OPS = tuple(sorted(Backend.__abstractmethods__ - {"takes"}))

@@ -196,8 +196,8 @@ class Window:
         token = self.tokens.gather(1, first.clamp(max=size - 1))
         return torch.where(first < size, token, choices)
 
-    def check(self, rows: int, max_window: int, vocabulary: int, owner: str) -> None:
-        """Refuse a window with wrong shapes or dtypes, before it reaches the model.
+    def check(self, rows: int, max_window: int, vocabulary: int, owner: str, priced: bool = False) -> None:
+        """Refuse wrong shapes or dtypes before they reach the model, and a window that was ``priced`` and drawn.
 
         This checks only facts that the host knows; the conformance kit checks the values, which are on the device.
         Raises SpecdecError, which names the draft.
@@ -221,6 +221,13 @@ class Window:
                 f"width {tuple(self.width.shape)} {self.width.dtype}, q {q}, confidence {told}; "
                 f"expected int64 [{rows}, W], [{rows}, W], [{rows}] with W from 1 to {max_window}, q None or "
                 f"[{rows}, W - 1, {vocabulary}], and confidence None or floats [{rows}, W]"
+            )
+
+        if priced and self.q is not None:
+            raise SpecdecError(
+                f"draft {owner!r} heeds prices and drew its proposals (its window has q); expected q=None: which drawn "
+                "tokens are left out must not depend on the tokens, or the output has another distribution. Leave "
+                "heeds_price False, or propose with certainty"
             )
 
     def check_ids(self, vocabulary: int, owner: str) -> None:
@@ -272,6 +279,9 @@ class Context:
     budget and the room. On the host: ``history``, ``length_host`` and ``max_proposals_host``, the same values,
     filled from the step's one read. To read these costs nothing; to read a device tensor breaks the step, because
     the host waits. ``coupled`` says that the policy compares proposals with the target's own draw.
+
+    ``price`` float [B, K] on the host, or None: by the controller's account, the tokens that a row's first, second …
+    proposal must bring to be worth its slot. Only drafts with ``heeds_price`` get one.
     """
 
     request: Tensor
@@ -284,6 +294,7 @@ class Context:
     params: StackedParams
     ops: Backend
     coupled: bool
+    price: npt.NDArray[np.float64] | None = None
 
     @property
     def rows(self) -> int:

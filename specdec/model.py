@@ -110,6 +110,9 @@ class ArenaModel:
     own_threads: bool = False
     """Whether its forwards run on threads of a backend's own: see ``specdec.threads``."""
 
+    skips_padding: bool = False
+    """Whether a forward costs what the slots cost that count: see ``Backend.skips_padding``."""
+
     states: Mapping[StateKey, StateShape] = NO_STATES
     """What its recurrent layers keep of a row, beside the arena's cells."""
 
@@ -147,6 +150,7 @@ class ArenaModel:
         reason = self._tried()
         self.forwards = 0
         self.own_threads = self.sharding is None and self.swap.own_threads
+        self.skips_padding = self.sharding is None and self.swap.skips_padding
         if reason:
             raise SpecdecError(
                 f"a {self.model.config.model_type} model cannot run over the arena ({reason}); "
@@ -236,15 +240,18 @@ class ArenaModel:
     ) -> tuple[Tensor, Tensor]:
         """One forward of a window: logits [B, W, V] and the hidden states of ``taps``, in the model's dtype.
 
-        Logits of a model in half precision are float32: the head's sums, which are not rounded.
+        Logits of a model in half precision are float32: the head's sums, which are not rounded. Those of slots behind a
+        row's width mean nothing.
         The hidden states are [B, W, n, H], or without layers the input of the head (after the final norm), [B, W, H].
         In place: the arena's cells past ``committed``; nothing is committed. ``longest`` as in ``Arena.plan``.
         """
         self.forwards += 1
         if straight := self._straight(taps):
             with one_torch_thread(self.own_threads):
-                hidden = straight.hidden(window.tokens, arena.plan(window, self.ops, rows, longest, self.limit))
-                return straight.head(hidden), taps.gathered((), hidden)
+                plan = arena.plan(window, self.ops, rows, longest, self.limit)
+                hidden = straight.hidden(window.tokens, plan)
+                with running(plan):
+                    return straight.head(hidden), taps.gathered((), hidden)
         with (
             one_torch_thread(self.own_threads),
             _seen_by_head(self.model) as seen,

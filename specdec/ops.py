@@ -38,6 +38,10 @@ class Ops(Backend):
             op: [(partial(backend.takes, op), getattr(backend, op), (op, backend.name)) for backend in self.chain]
             for op in OPS
         }
+        self._routes["linear_of_slots"] = [
+            (takes, backend.linear_of_slots, name)
+            for backend, (takes, _, name) in zip(self.chain, self._routes["linear"], strict=True)
+        ]
 
     def ran(self) -> Counter[tuple[str, str]]:
         """The calls of each (op, backend) so far."""
@@ -177,6 +181,13 @@ class Ops(Backend):
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
         """See ``Backend``."""
         out: Tensor = self._run("linear", (x, weight), x, weight, bias, wide)
+        return out
+
+    def linear_of_slots(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, width: Tensor, wide: bool = False
+    ) -> Tensor:
+        """See ``Backend``."""
+        out: Tensor = self._run("linear_of_slots", (x, weight), x, weight, bias, width, wide)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:

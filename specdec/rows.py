@@ -123,7 +123,7 @@ class Rows:
             live.counts.room = int(self.limit_host[row]) - live.counts.length - 1
         return tuple(live.counts for live in self.live)
 
-    def context(self, k: Ks, ops: Backend, coupled: bool) -> Context:
+    def context(self, k: Ks, ops: Backend, coupled: bool, price: npt.NDArray[np.float64] | None = None) -> Context:
         """The step's context: views of the live rows. K is limited to each row's budget and room."""
         b = len(self.live)
         # A step emits at most one token more than it proposes.
@@ -144,6 +144,7 @@ class Rows:
             params=self.params(),
             ops=ops,
             coupled=coupled,
+            price=price,
         )
 
     def extend(self, window: Window, verdict: Verdict, ops: Backend) -> Tensor:

@@ -135,7 +135,8 @@ class Stats:
 
     ``batch`` is the number of live rows, ``lengths`` their lengths in tokens, and ``rows`` each of them so far, in the
     order in which a controller gives their K; ``waiting`` counts the requests that wait for a row, and ``closed`` says
-    that no further ones come before these have ended (``Engine.submit``).
+    that no further ones come before these have ended (``Engine.submit``). ``heeds_price`` says that the draft leaves
+    out proposals that are not worth what the controller's ``price`` says.
     ``accepted_per_pos[i]`` counts the proposals accepted at depth i + 1; ``proposed_per_pos[i]`` counts the pairs of
     step and row with a proposal at that depth. ``chosen`` is the controller's K of each step of an engine with a draft:
     one number, or one for each row where they differ. ``ops`` counts the calls of each (op, backend); it is complete
@@ -155,6 +156,7 @@ class Stats:
     rows: tuple[RowStats, ...] = ()
     waiting: int = 0
     closed: bool = False
+    heeds_price: bool = False
 
     def proposed(self, count: int, deepest: int) -> None:
         """Count one row's proposals in one step; ``deepest`` is their largest depth, which is ``count`` for a chain."""

@@ -119,6 +119,15 @@ class Swap:
         return all(ops.pick("linear", self._sample, weight).own_threads for weight, _ in self._matrices.values())
 
     @property
+    def skips_padding(self) -> bool:
+        """Whether the whole model is ops of backends that leave out the slots behind each row's width."""
+        ops = self.ops
+        if self.straight is None or not isinstance(ops, Ops):
+            return False
+        products = (weight for weight, _ in self._matrices.values())
+        return all(ops.pick("linear", self._sample, weight).skips_padding for weight in products)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a forward reads: codes of quantised weights; shared weights are counted once."""
         plain = (p for p in self._parameters if id(p) not in self._codes)
@@ -205,7 +214,16 @@ class Swap:
         wide = parts[0] is self._head and is_half(parts[0].weight.dtype)
         if isinstance(parts[0], Joined):
             return lambda x: joined_output(parts[0], linear(x, weight, bias, wide))
-        return lambda x: linear(x, weight, bias, wide)
+        if parts[0] is not self._head:
+            return lambda x: linear(x, weight, bias)
+
+        def logits(x: Tensor) -> Tensor:
+            plan = running_plan()
+            if plan is None or plan.position.shape != x.shape[:-1]:  # of other slots than the window's, or of no window
+                return linear(x, weight, bias, wide)
+            return self.ops.linear_of_slots(x, weight, bias, plan.width, wide)
+
+        return logits
 
     def _mlp(self, parts: Sequence[nn.Linear]) -> Forward:
         silu_mul, size = self.ops.silu_mul, parts[0].out_features

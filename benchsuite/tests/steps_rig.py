@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from specdec.calibration import Calibration
@@ -46,7 +47,10 @@ class KnownCosts(Calibration):
         return self.cost(width, rows, length)
 
 
-def sized_env(calibration: Calibration, max_rows: int, max_length: int, max_window: int = 1) -> Env:
-    """What a plugin is built with that reads sizes and costs, and nothing of a target."""
+def sized_env(
+    calibration: Calibration, max_rows: int, max_length: int, max_window: int = 1, skips_padding: bool = False
+) -> Env:
+    """What a plugin is built with that reads sizes and costs, and of a target only whether padding costs nothing."""
     none: Any = None
-    return Env(none, none, none, max_rows, max_length, max_window, 0, none, none, none, calibration)
+    target: Any = SimpleNamespace(skips_padding=skips_padding)
+    return Env(target, none, none, max_rows, max_length, max_window, 0, none, none, none, calibration)

@@ -44,6 +44,7 @@ LEAST = {torch.float32: 0xFF80 << 16, torch.bfloat16: 0xFF80, torch.float16: 0xF
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 SIGNATURES = {
     "linear": [_INT, *[_POINTER] * 3, _INT, _INT, *[_POINTER] * 2, *[_LONG] * 3, _INT],
+    "linear_of_slots": [_INT, *[_POINTER] * 3, _INT, _INT, *[_POINTER] * 3, *[_LONG] * 4, _INT],
     "rms_norm": [_INT, *[_POINTER] * 3, _LONG, _LONG, _FLOAT, _FLOAT, _INT],
     "rotary": [_INT, *[_POINTER] * 6, *[_LONG] * 12],
     "silu_mul": [_INT, *[_POINTER] * 3, *[_LONG] * 4, _INT],
@@ -51,7 +52,7 @@ SIGNATURES = {
     "kv_append": [*[_POINTER] * 5, *[_LONG] * 17],
     "kv_compact": [*[_POINTER] * 4, *[_LONG] * 11],
     "tree_attention": [_INT, *[_POINTER] * 6, *[_LONG] * 17, _FLOAT, _FLOAT, _INT],
-    "decoder_layers": [_POINTER, _LONG, _INT, *[_POINTER] * 4, *[_LONG] * 2, _INT],
+    "decoder_layers": [_POINTER, _LONG, _INT, *[_POINTER] * 5, *[_LONG] * 2, _INT],
     "process": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
     "sample": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
     "verify_prefix": [*[_POINTER] * 7, _LONG, _LONG],
@@ -193,7 +194,7 @@ class Cpu(Reference):
     name = "cpu"
     priority = 30
     devices = ("cpu",)
-    own_threads = True
+    own_threads = skips_padding = True
     row_invariant = frozenset(
         (
             *("linear", "rms_norm", "rotary", "silu_mul", "decoder_layers"),
@@ -258,6 +259,32 @@ class Cpu(Reference):
             y.numel() // outputs,
             inputs,
             outputs,
+            kernel_threads(),
+        )
+        return y
+
+    def linear_of_slots(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, width: Tensor, wide: bool = False
+    ) -> Tensor:
+        """The product of the slots that count alone; 0 for the others."""
+        assert isinstance(weight, Packed)
+        x, width, bias = x.contiguous(), width.contiguous(), None if bias is None else bias.float()
+        rows, slots, inputs = x.shape
+        y = x.new_empty((rows, slots, weight.shape[0]), dtype=torch.float32 if wide else x.dtype)
+        self._lib.specdec_linear_of_slots(
+            CODE[weight.data.dtype],
+            weight.data.data_ptr(),
+            None if weight.scale is None else weight.scale.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            CODE[x.dtype],
+            CODE[y.dtype],
+            x.data_ptr(),
+            y.data_ptr(),
+            width.data_ptr(),
+            rows,
+            slots,
+            inputs,
+            weight.shape[0],
             kernel_threads(),
         )
         return y
@@ -440,7 +467,7 @@ class Cpu(Reference):
         """The same ops in one parallel region: see csrc/layer.cpp."""
         x, (cos, sin) = x.contiguous(), (angle.contiguous() for angle in turn)
         y = torch.empty_like(x)
-        rows, width, _ = x.shape
+        rows, slots, _ = x.shape
         described = [self._described(layer) for layer in layers]
         # The members of ArenaCells as bare numbers: structs and their arrays would take longer than a layer's norms.
         words, index, last = array("q"), list[Tensor](), None
@@ -454,17 +481,19 @@ class Cpu(Reference):
             words.extend(
                 (keys.data_ptr(), values.data_ptr(), *seen, *keys.stride()[:3], *values.stride()[:3], *strides)
             )
-        cells = (ArenaCells * len(at)).from_buffer(words)
+        cells, width = (ArenaCells * len(at)).from_buffer(words), at[0].width
+        counts = None if width is None else width.contiguous()
         self._lib.specdec_decoder_layers(
             (_POINTER * len(layers))(*(layer.address for layer in described)),
             len(layers),
             CODE[x.dtype],
             x.data_ptr(),
             y.data_ptr(),
-            ctypes.byref(Turn(cos.data_ptr(), sin.data_ptr(), width * layers[0].head_dim if cos.shape[0] > 1 else 0)),
+            ctypes.byref(Turn(cos.data_ptr(), sin.data_ptr(), slots * layers[0].head_dim if cos.shape[0] > 1 else 0)),
             cells,
+            None if counts is None else counts.data_ptr(),
             rows,
-            width,
+            slots,
             kernel_threads(),
         )
         return y

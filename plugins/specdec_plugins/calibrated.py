@@ -31,6 +31,9 @@ class CalibratedCosts:
 
         self._at_lengths = at_lengths
 
-    def at(self, width: int, rows: int) -> float:
-        """Seconds for ``width`` slots of ``rows`` rows."""
-        return self._at_lengths(width, rows).at(self.length)
+    def at(self, width: float, rows: int) -> float:
+        """Seconds for ``width`` slots of each of ``rows`` rows; between whole numbers on a straight line."""
+        low = int(width)
+        seconds = self._at_lengths(low, rows).at(self.length)
+        share = width - low
+        return seconds + share * (self._at_lengths(low + 1, rows).at(self.length) - seconds) if share else seconds

@@ -5,15 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
-from math import exp, log
-from operator import getitem
+from itertools import accumulate, pairwise
+from math import exp, inf, log
+from operator import attrgetter, getitem
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specdec.calibration import Polyline
+from specdec.lengths import Ks
 
 KEEP = 0.85
 """Factor by which a new observation reduces the weight of the older ones: about the last seven count."""
@@ -123,7 +125,8 @@ class Forwards:
     times are compared as if they had been measured at once. An error of a width with so many rows says nothing of the
     same width with others.
 
-    ``calibrated(width, rows)`` gives seconds. Example::
+    A width is a number of slots a row: where padding costs nothing (``ArenaModel.skips_padding``) a mean, which need
+    not be whole. ``calibrated(width, rows)`` gives seconds. Example::
 
         forwards = Forwards(lambda width, rows: 0.01 * width)
         forwards.seen(1, 4, 0.02)  # twice as slow as calibrated
@@ -131,30 +134,31 @@ class Forwards:
         forwards.pace  # 2.0
     """
 
-    def __init__(self, calibrated: Callable[[int, int], float]) -> None:
+    def __init__(self, calibrated: Callable[[float, int], float]) -> None:
         self._calibrated = calibrated
         self._late: deque[float] = deque(maxlen=PACE)  # logarithms of seen over expected
-        # By width and rows: forwards seen, sum of their logarithms.
+        # By whole width and rows: forwards seen, sum of their logarithms.
         self._wrong: dict[tuple[int, int], tuple[int, float]] = {}
         self.pace = 1.0
 
-    def seen(self, width: int, rows: int, seconds: float) -> None:
+    def seen(self, width: float, rows: int, seconds: float) -> None:
         """Add one measurement; 0 seconds, of a clock too coarse for it, say nothing."""
         if seconds <= 0:
             return
         late = log(seconds / self._calibrated(width, rows))
         if self._late:
-            count, total = self._wrong.get((width, rows), (0, 0.0))
-            self._wrong[width, rows] = count + 1, total + late - log(self.pace)
+            key = round(width), rows
+            count, total = self._wrong.get(key, (0, 0.0))
+            self._wrong[key] = count + 1, total + late - log(self.pace)
         self._late.append(late - self._correction(width, rows))
         self.pace = exp(median(self._late))
 
-    def at(self, width: int, rows: int) -> float:
+    def at(self, width: float, rows: int) -> float:
         """Seconds for ``width`` slots of ``rows`` rows, at the calibrated pace."""
         return self._calibrated(width, rows) * exp(self._correction(width, rows))
 
-    def _correction(self, width: int, rows: int) -> float:
-        count, total = self._wrong.get((width, rows), (0, 0.0))
+    def _correction(self, width: float, rows: int) -> float:
+        count, total = self._wrong.get((round(width), rows), (0, 0.0))
         return total / (count + CALIBRATED)
 
 
@@ -193,23 +197,44 @@ def step_seconds(
     verify: Callable[[int], float],
     draft: Callable[[int], float],
     rest: Callable[[int], float],
+    rows: int = 0,
 ) -> list[float]:
     """Return the expected seconds of a step whose widest row is asked for K = 0, 1 … ``len(made)`` proposals.
 
     ``made``: the chance that some row of the batch has a proposal of that depth; each makes the window a slot wider.
-    Windows are padded to the widest row, so that no other row's proposals cost anything. Seconds: ``verify(W)`` of the
-    target's forward, ``draft(K)`` of all that the draft does in a step that asks for K (0: what it costs without
-    proposing), ``rest(0)`` and ``rest(1)`` of everything else in steps that ask for none and for some.
+    Windows are padded to the widest row, so that no other row's proposals cost anything. With ``rows``, padding costs
+    nothing (``unpadded``): so many rows are asked for K each, and ``made`` is the share of them that have one.
+
+    Seconds: ``verify(W)`` of the target's forward, ``draft(K)`` of all that the draft does in a step that asks for K
+    (0: what it costs without proposing), ``rest(0)`` and ``rest(1)`` of everything else in steps that ask for none and
+    for some.
 
     Example: ``step_seconds([0.5], lambda w: 1.0 * w, lambda k: 0.1 * k, lambda k: 0.0)`` is ``[1.0, 1.6]``.
     """
     each = [verify(width) for width in range(1, len(made) + 2)]
-    out, forward, after = [each[0] + draft(0) + rest(0)], each[0], rest(1)
+    out, forward, wide, after = [each[0] + draft(0) + rest(0)], each[0], 0.0, rest(1)
     for k, asked in enumerate(made, 1):
         # One more slot, weighted by the chance that a k-th proposal is made.
-        forward += asked * max(0.0, each[k] - each[k - 1])
+        wide += asked
+        forward = unpadded(each, wide, made[0], rows) if rows else forward + asked * max(0.0, each[k] - each[k - 1])
         out.append(forward + draft(k) + after)
     return out
+
+
+def unpadded(each: Sequence[float], proposed: float, made: float, asked: int) -> float:
+    """Return the expected seconds of a forward that costs what the slots cost that count, whatever the widest row has.
+
+    ``each``: seconds by width, from 1 on, if all rows have it. ``proposed``: the expected proposals of a row.
+    ``made``: the chance that one of the ``asked`` rows has any; without any the forward is one of one slot a row.
+
+    Example: ``unpadded([1.0, 1.0, 3.0], 1.0, 0.5, 1)`` is 2.0: half of the forwards have three slots.
+    """
+    some = 1 - (1 - made) ** asked
+    if not some:
+        return each[0]
+    wide = proposed / some
+    low = min(int(wide), len(each) - 2)
+    return each[0] + some * (each[low] + (wide - low) * (each[low + 1] - each[low]) - each[0])
 
 
 def goodputs(
@@ -285,24 +310,24 @@ def speeds_to_the_end(
     alone: Sequence[float],
     together: Sequence[float],
 ) -> list[float]:
-    """Return the expected tokens per second of a row over the time to the end of all rows, for each K, of a batch to
+    """Return the expected tokens per second of a row over the time to the end of all rows, by choice, of a batch to
     which no request comes: the last row decides how long it takes.
 
     ``left``: the tokens that each row may still emit. ``kept``: for each row the chance that a proposal is kept, by
-    depth. ``ks``: for K = 0, 1 … that of each row. ``alone`` and ``together``: seconds of a step of one row and of all,
-    by K; those of other numbers of rows lie on a straight line between. A row's steps to its end are taken to be
-    normal. Until their mean over the rows K stays as it is. Behind it the rows that are left go on with the K that is
-    best for the last of them.
+    depth. ``ks``: for each choice the K of each row. ``alone`` and ``together``: seconds of a step of one row and of
+    all, by choice; those of other numbers of rows lie on a straight line between. A row's steps to its end are taken to
+    be normal. Until their mean over the rows K stays as it is. Behind it the rows that are left go on with the K that
+    is best for the last of them.
 
     Source: the mean and the variance of a renewal process, Feller, An Introduction to Probability Theory II, XI.
 
     Example: ``speeds_to_the_end([8, 8], [[], []], [(0, 0)], [1.0], [1.25])`` is ``[0.8]``
     """
-    rows, most = len(left), len(ks) - 1
+    rows, most = len(left), max(map(max, ks))
     depths, chances = np.arange(1, most + 1), np.zeros((rows, most))
     for row, some in enumerate(kept):
-        chances[row, : len(some)] = some
-    given = np.where(depths <= np.asarray(ks)[:, :, None], chances, 0.0)  # [K, row, depth]
+        chances[row, : len(some)] = some[:most]
+    given = np.where(depths <= np.asarray(ks)[:, :, None], chances, 0.0)  # [choice, row, depth]
     mean, square = 1 + given.sum(2), 1 + (given * (2 * depths + 1)).sum(2)  # of the tokens of a step
     tokens = np.asarray(left, float)
     ends = (tokens + (square / mean - 1) / 2) / mean
@@ -312,7 +337,7 @@ def speeds_to_the_end(
     fixed = np.asarray(alone) - more
     before = fixed * ends.mean(1) + more * (ends.sum(1) - beyond)
     last = ends.argmax(1)
-    as_fast = mean[np.arange(most + 1), last][:, None] / mean[:, last].T  # [K, K of the tail]
+    as_fast = mean[np.arange(len(ks)), last][:, None] / mean[:, last].T  # [choice, choice of the tail]
     behind = ((fixed * tail[:, None] + more * beyond[:, None]) * as_fast).min(1)
     found: list[float] = (tokens.mean() / (before + behind)).tolist()
     return found
@@ -379,6 +404,73 @@ def fastest_of_rows(
             ks, best = fewer, faster
         found.append((best, ks))
     return found
+
+
+class StepChoice(NamedTuple):
+    """What may be asked for in a step: tokens per second of a row, seconds of the step, K of all rows or of each."""
+
+    speed: float
+    seconds: float
+    ks: Ks
+
+
+def fastest_of_slots(
+    kept: Sequence[Sequence[float]],
+    made: Sequence[float],
+    verify: Callable[[int], float],
+    draft: Callable[[int], float],
+    rest: Callable[[int], float],
+    price: float = 0.0,
+    usual: float = 0.0,
+) -> list[StepChoice]:
+    """Return plain decoding and, for each K of the widest row that comes about, the fastest K of each row, where
+    padding costs nothing (``unpadded``).
+
+    ``kept`` and ``price``: see ``fastest_of_rows``; the other arguments: see ``step_seconds``. Slots are added in the
+    order of the chance that they are kept if they are made, as long as one can pay. The fastest K emit most per second,
+    or, with a ``usual`` speed, most beyond what the step's time brings at that (``beyond_the_usual``). Where several
+    rows have no choice that is faster than plain, the only other one is a proposal of each, which shows most.
+
+    Example: with ``kept`` ``[[0.5], [0.9]]``, ``made`` ``[1.0]`` and forwards of 1.0 and 1.4 seconds it is plain with
+    speed 1.0 and ``(0, 1)`` with ``1.45 / 1.2``.
+    """
+    rows, each = len(kept), [verify(width) for width in range(1, len(made) + 2)]
+    after, drafting = rest(1), [draft(k) for k in range(len(made) + 1)]
+
+    def choice(ks: Sequence[int], tokens: float, proposed: float, most: int) -> StepChoice:
+        asked = rows - ks.count(0)
+        took = unpadded(each, proposed / rows, made[0], asked) + drafting[most] + after + price * sum(ks)
+        return StepChoice((1 + tokens / rows) / took, took, tuple(ks))
+
+    plain = each[0] + drafting[0] + rest(0)
+    found = {0: StepChoice(1 / plain, plain, (0,) * rows)}
+    cheapest = min((wide - narrow for narrow, wide in pairwise(each)), default=0.0) + price
+    ks, most, tokens, proposed, best = [0] * rows, 0, 0.0, 0.0, dict[int, float]()
+    for worth, depth, row in _likeliest_slots(kept, made):
+        if most and worth <= cheapest * min(1 / plain, usual or inf):
+            break  # neither this one nor any behind it pays for its time
+        ks[row], most = depth, max(most, depth)
+        tokens, proposed = tokens + kept[row][depth - 1], proposed + made[depth - 1]
+        one = choice(ks, tokens, proposed, most)
+        value = (one.speed - usual) * one.seconds if usual else one.speed
+        if value > best.get(most, -inf):
+            best[most], found[most] = value, one
+    ones = [min(1, len(chances)) for chances in kept]
+    if rows > 1 and any(ones) and max(found.values(), key=attrgetter("speed")).ks == found[0].ks:
+        firsts = sum(chances[0] for chances in kept if chances)
+        found = {0: found[0], 1: choice(ones, firsts, sum(ones) * made[0], 1)}
+    return [found[k] for k in sorted(found)]
+
+
+def _likeliest_slots(kept: Sequence[Sequence[float]], made: Sequence[float]) -> list[tuple[float, int, int]]:
+    """The depths of rows in the order of their chance to be kept if they are made: that chance, the depth, the row."""
+    slots = []
+    for row, chances in enumerate(kept):
+        least = inf
+        for depth, (chance, share) in enumerate(zip(chances, made, strict=False), 1):
+            least = min(least, chance / share if share > 0 else 0.0)  # a depth is worth no more than the one before
+            slots.append((-least, depth, row))
+    return [(-worth, depth, row) for worth, depth, row in sorted(slots)]
 
 
 def fastest_k(speeds: Mapping[int, float]) -> int:

@@ -4,20 +4,62 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from specdec import Context, Draft, Window
+from specdec import Context, Draft, Request, Window
 
 History = npt.NDArray[np.int64]
+
+
+EVEN = 1.5
+"""Tokens of a match from which its continuation is as likely right as wrong. A match of n tokens has come true with
+n / (n + 1.5) on eight kinds of text, if nothing else had followed it (docs/log.md, 2026-11-29)."""
+
+PRIOR = 4.0
+"""Continuations as likely as they were told that every class of matches counts besides its own."""
+
+
+class CameTrue:
+    """The chance that the token after a match is right, by the length of the match and what is seen to come true.
+
+    Matches whose lengths are within a power of two are a class of their own. Example: ``CameTrue().chance(3, 1.0)`` is
+    2 / 3, and half of it where half of what had followed the match was another token.
+    """
+
+    def __init__(self) -> None:
+        self._right, self._told = dict[int, float](), dict[int, float]()
+
+    def chance(self, length: int, share: float) -> float:
+        """The chance after a match of ``length`` tokens, of a token that was this share of what had followed it."""
+        of = length.bit_length()
+        told = share * length / (length + EVEN)
+        return min(1.0, told * (self._right.get(of, 0.0) + PRIOR) / (self._told.get(of, 0.0) + PRIOR))
+
+    def seen(self, length: int, share: float, right: bool) -> None:
+        """Add a token that came after such a match, or another one in its place."""
+        of = length.bit_length()
+        self._right[of] = self._right.get(of, 0.0) + right
+        self._told[of] = self._told.get(of, 0.0) + share * length / (length + EVEN)
+
+
+class Foretold(NamedTuple):
+    """A continuation of a row: the tokens before it, its own, how many before it matched, the share of each."""
+
+    place: int
+    tokens: Sequence[int]
+    match: int
+    shares: Sequence[float]
 
 
 class Lookup(Draft):
     """A draft that continues a row's history from text it has seen; a row without a match proposes nothing.
 
     ``most`` is the largest number of continuations; several are verified as a tree. One method must be written:
-    ``continuations``.
+    ``continuations``. With ``match`` too, one continuation is cut where it is no longer worth its slots
+    (``Context.price``): what it was worth is told from the texts, also where it was not proposed.
     """
 
     looks_up = small_ops = True
@@ -25,6 +67,28 @@ class Lookup(Draft):
     def __init__(self, most: int) -> None:
         self.most = most
         self.branches = most > 1
+        self.heeds_price = most == 1 and type(self).match is not Lookup.match
+        self._came_true = CameTrue()
+        self._foretold: dict[int, Foretold] = {}
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """Nothing is foretold of a new request."""
+        self._foretold.pop(row, None)
+
+    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
+        """What is foretold moves with the request."""
+        self._foretold.pop(row, None)
+        if source in self._foretold:
+            self._foretold[row] = self._foretold.pop(source)
+
+    def forget(self) -> None:
+        """What is known of continuations is what a new draft knows."""
+        self._came_true = CameTrue()
+
+    def match(self, row: int, history: History) -> tuple[int, Sequence[float]]:
+        """Of the first continuation that ``continuations`` gave last: how many tokens before it matched, and the share
+        of each of its tokens in all that had followed. Default: never called."""
+        raise NotImplementedError
 
     @abstractmethod
     def continuations(self, row: int, history: History, limit: int) -> Sequence[Sequence[int]]:
@@ -36,8 +100,40 @@ class Lookup(Draft):
 
     def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
         """The continuations of one row, within its room."""
-        limit = int(context.max_proposals_host[row])
-        return self.continuations(row, context.history[row, : context.length_host[row]], limit) if limit > 0 else []
+        limit, history = int(context.max_proposals_host[row]), context.history[row, : context.length_host[row]]
+        paths = self.continuations(row, history, limit) if limit > 0 else []
+        if not self.heeds_price or context.price is None:
+            return paths
+        self._judge(row, history)
+        if not paths:
+            return paths
+        length, shares = self.match(row, history)
+        found = self._foretold[row] = Foretold(len(history), paths[0], length, shares[: len(paths[0])])
+        worth = self.worth(found, context.price[row])
+        return [found.tokens[:worth]] if worth else []
+
+    def worth(self, found: Foretold, price: npt.NDArray[np.float64]) -> int:
+        """How many tokens of a continuation bring most beyond their price."""
+        chance, sum_, best, most = 1.0, 0.0, 0.0, 0
+        for depth, (share, cost) in enumerate(zip(found.shares, price.tolist(), strict=False)):
+            chance *= self._came_true.chance(found.match + depth, share)
+            sum_ += chance - cost
+            if sum_ > best:
+                best, most = sum_, depth + 1
+        return most
+
+    def _judge(self, row: int, history: History) -> None:
+        """Compare what was foretold of a row with what came."""
+        found = self._foretold.pop(row, None)
+        if found is None:
+            return
+        came = history[found.place :].tolist()
+        for depth, (token, share) in enumerate(zip(found.tokens, found.shares, strict=True)):
+            if depth == len(came):
+                break
+            self._came_true.seen(found.match + depth, share, token == came[depth])
+            if token != came[depth]:
+                break
 
     def window(self, context: Context, found: Sequence[Sequence[Sequence[int]]]) -> Window:
         """The window of every row's continuations."""

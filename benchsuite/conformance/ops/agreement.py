@@ -82,7 +82,13 @@ def run_op(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tenso
         x, layers, turn, at = arguments
         cells = to(at)
         out = getattr(backend, op)(x, layers, turn, cells)
-        return out, *(t for one in cells for t in (one.keys, one.values))
+        written = [t for one in cells for t in (one.keys, one.values)]
+        if cells[0].width is not None:
+            row, slot = (torch.arange(x.shape[1], device=x.device) >= cells[0].width[:, None]).nonzero(as_tuple=True)
+            out[row, slot] = 0  # what padding gives and writes means nothing
+            for t in written:
+                t[row, :, cells[0].cells[row, slot]] = 0
+        return out, *written
     out = getattr(backend, op)(*arguments)
     if isinstance(out, Verdict):
         return out.path, out.num_accepted, out.next

@@ -308,6 +308,7 @@ def _layers(
     count: int = 1,
     hidden: int = 96,
     inner: int = 160,
+    counts: tuple[int, ...] | None = None,
 ) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         heads, heads_kv = 4, 2
@@ -342,7 +343,8 @@ def _layers(
         seen = torch.arange(64) <= cells[:, :, None]
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf"))[:, None]
         turn = angle.cos().to(dtype), angle.sin().to(dtype)
-        at = tuple(Cells(keys, values, cells, mask) for keys, values in zip(arena[::2], arena[1::2], strict=True))
+        own = None if counts is None else torch.tensor(counts)
+        at = tuple(Cells(k, v, cells, mask, width=own) for k, v in zip(arena[::2], arena[1::2], strict=True))
         return _random(g, dtype, batch, width, hidden), layers, turn, at
 
     return make
@@ -471,6 +473,7 @@ CASES = [
     Case("decoder_layers", "bias", _layers(2, 3, bias=True)),
     Case("decoder_layers", "odd-heads", _layers(1, 3, size=10)),
     Case("decoder_layers", "three", _layers(2, 5, count=3)),
+    Case("decoder_layers", "padding", _layers(3, 5, count=2, counts=(2, 5, 1))),
     Case("process", "single", _process(1, 1, 1, WARM), ONE),
     *(Case("process", f"warm-{v}", _process(3, 4, v, WARM), ONE) for v in (7, 258, 5001)),
     *(Case("process", f"top-k-{k}", _process(3, 4, 258, {**WARM, "top_k": (k,)}), ONE) for k in (1, 40, 257, 258, 999)),

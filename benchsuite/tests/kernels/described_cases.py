@@ -139,7 +139,9 @@ def _decoder_layers(x: Tensor, layers: Sequence[DecoderWeights], turn: Any, at: 
     sizes = _sizes(*x.shape, layer.down.shape[1])
     heads = f"{layer.heads} heads of {layer.heads_kv} of {layer.head_dim}"
     bias = _flags(bias=layer.qkv_bias is not None)
-    return [sizes, heads, weight_kind(layer.qkv), *bias, *([f"{len(layers)} layers"] if len(layers) > 1 else [])]
+    several = [f"{len(layers)} layers"] if len(layers) > 1 else []
+    counts = [] if at[0].width is None else [f"of which {_places(at[0].width[None])} count"]
+    return [sizes, heads, weight_kind(layer.qkv), *bias, *several, *counts]
 
 
 def _process(logits: Tensor, params: StackedParams, paths: Tensor) -> Words:

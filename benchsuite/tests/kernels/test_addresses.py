@@ -32,6 +32,7 @@ PROGRAM = r"""
 
 #include "attention.h"
 #include "parts.h"
+#include "slots.h"
 namespace in_attention {
 #include "attention.cpp"
 }
@@ -113,6 +114,10 @@ void multiplied(long kind, long rows, long inputs, long outputs, int threads) {
     in_linear::specdec_linear(
         kind, m.weight, m.scale, m.bias, sizeof(T) == 2, sizeof(T) == 2, x.data(), y.data(), rows, inputs, outputs,
         threads);
+    for (const std::vector<int64_t> counts : {std::vector<int64_t>{rows}, {1}, {(rows + 1) / 2}, {rows + 9}, {-1}})
+        in_linear::specdec_linear_of_slots(
+            kind, m.weight, m.scale, m.bias, sizeof(T) == 2, sizeof(T) == 2, x.data(), y.data(), counts.data(), 1, rows,
+            inputs, outputs, threads);
 }
 
 template <class T>
@@ -133,7 +138,11 @@ void layers(long kind, long batch, long width, long hidden, long inner, long siz
                               {heads_kv * cells * size, cells * size, size}, {width * cells, cells}};
     const in_layer::Cells at[] = {one, one};
     const in_layer::Turn turn{cos.data(), sin.data(), width * size};
-    in_layer::specdec_decoder_layers(both, 2, sizeof(T) == 2, x.data(), y.data(), &turn, at, batch, width, threads);
+    std::vector<int64_t> counts(batch, width);
+    counts[0] = (width + 1) / 2;
+    for (const int64_t* some : {(const int64_t*)counts.data(), (const int64_t*)nullptr})
+        in_layer::specdec_decoder_layers(
+            both, 2, sizeof(T) == 2, x.data(), y.data(), &turn, at, some, batch, width, threads);
 }
 
 template <class T>

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchsuite.conformance.models import families
 from benchsuite.conformance.models.tiny import registry
-from benchsuite.conformance.ops.cases import CASES, KINDS, Case
+from benchsuite.conformance.ops.cases import CASES, KINDS, Case, _layers
 from benchsuite.tests.rig import INTERPRETED, slow_after
 from specdec import SpecdecError
 from specdec.decoder import Cells
@@ -173,6 +173,41 @@ def test_a_window_through_layers_is_its_tokens_one_by_one(name: str, parts: tupl
     for (keys, values), (own_keys, own_values) in zip(together, alone, strict=True):
         assert torch.equal(keys, own_keys)
         assert torch.equal(values, own_values)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+@given(st.lists(st.integers(-1, 7), min_size=1, max_size=4), st.integers(0, 9))
+def test_slots_that_count_are_the_same_beside_any_padding_which_writes_nothing(
+    kind: str, counts: list[int], seed: int
+) -> None:
+    """Rows of five slots, of which each has its own number; one below 1 or above 5 is taken for the nearest.
+
+    Keys, values, results and products, bit for bit those of a window without padding; padding's result is 0.
+    """
+    ops, generator = _ops(), torch.Generator().manual_seed(seed)
+    rows, dtype = len(counts), torch.bfloat16 if kind == "bfloat16" else torch.float32
+    x, layers, turn, at = _layers(rows, 5, kind if kind.startswith("int") else "own", count=2)(generator, dtype)
+    layers = [layer.packed(ops) for layer in layers]
+    count = torch.arange(5) < torch.tensor(counts).clamp(1, 5)[:, None]
+    found = []
+    for width in (None, torch.tensor(counts)):
+        cells = [Cells(one.keys.clone(), one.values.clone(), one.cells, one.mask, width=width) for one in at]
+        found.append((ops.decoder_layers(x, layers, turn, cells), cells))
+    (whole, written), (some, own) = found
+    assert torch.equal(some[count], whole[count])
+    assert not some[~count].any()
+    for one, other, before in zip(written, own, at, strict=True):
+        for full, ours, old in ((one.keys, other.keys, before.keys), (one.values, other.values, before.values)):
+            expected = full.clone()
+            for row, slot in (~count).nonzero().tolist():
+                cell = before.cells[row, slot]
+                expected[row, :, cell] = old[row, :, cell]
+            assert torch.equal(ours, expected)
+    weight, bias = layers[0].gate_up, layers[0].gate_up_bias
+    product = ops.linear_of_slots(x, weight, bias, torch.tensor(counts), wide=True)
+    assert torch.equal(product[count], ops.linear(x, weight, bias, wide=True)[count])
+    assert not product[~count].any()
+    assert ops.ran()["linear", "cpu"] == 2
 
 
 @pytest.mark.parametrize("name", [TRITON])

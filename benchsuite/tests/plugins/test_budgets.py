@@ -30,9 +30,11 @@ from specdec_plugins.forecast import (
     beyond_the_usual,
     fastest_k,
     fastest_of_rows,
+    fastest_of_slots,
     goodputs,
     speeds_to_the_end,
     step_seconds,
+    unpadded,
     worth_of_rows,
 )
 
@@ -145,6 +147,57 @@ def test_slots_go_to_the_likeliest_until_the_next_costs_more_than_it_brings() ->
     assert found[3][0] == pytest.approx((3 + 0.9 + 0.8 + 0.5) / 3 / 1.3)
 
 
+@given(ROWS, SECONDS, PRICE, st.sampled_from([0.0, 0.6, 1.2]))
+def test_no_other_ks_are_faster_where_padding_costs_nothing(
+    kept: list[list[float]], steps: list[float], price: float, usual: float
+) -> None:
+    """Beside every K of every row, of drafts that cost nothing and propose all that they are asked for, where a further
+    slot costs no less than the one before. With a usual speed: no others bring more beyond it."""
+    seconds = list(itertools.accumulate(sorted(after - before for before, after in itertools.pairwise(steps))))
+    each, rows = [1.0, *(1 + one for one in seconds)], len(kept)
+    found = fastest_of_slots(kept, [1.0] * 4, lambda width: each[width - 1], lambda k: 0.0, lambda k: 0.0, price, usual)
+
+    def value(ks: Sequence[int]) -> tuple[float, float]:
+        tokens = 1 + sum(sum(chances[:k]) for chances, k in zip(kept, ks, strict=True)) / rows
+        took = float(np.interp(1 + sum(ks) / rows, range(1, 6), each)) + price * sum(ks)
+        return tokens / took, (tokens - usual * took if usual else tokens / took)
+
+    for speed, took, asked in found:
+        ks = each_k(asked, rows)
+        assert speed == pytest.approx(value(ks)[0])
+        assert speed * took == pytest.approx(1 + sum(sum(c[:k]) for c, k in zip(kept, ks, strict=True)) / rows)
+    every = [*itertools.product(*(range(len(chances) + 1) for chances in kept))]
+    ours, best = (max(value(ks)[1] for ks in some) for some in ([each_k(ks, rows) for *_, ks in found], every))
+    shown = rows > 1 and max(value(ks)[0] for ks in every) <= value((0,) * rows)[0] + 1e-12
+    assert ours == pytest.approx(best) or shown, "or there is nothing faster than plain, and one of each is a probe"
+
+
+@pytest.mark.parametrize("made", [[1.0, 1.0], [0.5, 0.5], [0.3, 0.1], [0.0, 0.0]])
+@pytest.mark.parametrize("asked", [1, 2, 3])
+def test_a_forward_without_padding_costs_what_its_slots_cost(made: list[float], asked: int) -> None:
+    """Beside the sum over all that the rows may propose, written out."""
+    each = [1.0, 1.5, 2.0]
+    sizes = {0: 1 - made[0], 1: made[0] - made[1], 2: made[1]}
+    expected = 0.0
+    for of_rows in itertools.product(sizes, repeat=asked):
+        chance = np.prod([sizes[size] for size in of_rows])
+        expected += chance * np.interp(1 + sum(of_rows) / asked, range(1, 4), each)
+    found = unpadded(each, sum(made), made[0], asked)
+    assert found == pytest.approx(expected)
+    assert step_seconds(made, lambda w: each[w - 1], lambda k: 0.0, lambda k: 0.0, asked)[2] == found
+
+
+def test_a_row_that_seldom_proposes_much_costs_more_than_one_that_always_proposes_little() -> None:
+    """By hand: two slots cost nothing more, three cost two seconds, in half of the forwards."""
+    assert unpadded([1.0, 1.0, 3.0], 1.0, 0.5, asked=1) == 2.0
+    assert unpadded([1.0, 1.0, 3.0], 1.0, 1.0, asked=1) == 1.0
+
+
+def test_rows_that_gain_nothing_are_probed_together() -> None:
+    found = fastest_of_slots([[0.1, 0.1], [0.2], []], [0.5, 0.5], lambda w: 1.0 * w, lambda k: 0.0, lambda k: 0.0)
+    assert [ks for *_, ks in found] == [(0, 0, 0), (1, 1, 0)]
+
+
 def test_without_room_there_is_nothing_to_give() -> None:
     assert fastest_of_rows([[], []], [1.0, 2.0]) == [(1.0, (0, 0)), (0.5, (0, 0))]
     [_, (narrow, few), (wide, more)] = fastest_of_rows([[0.5, 0.5], []], [1.0, 1.0, 1.5], 0.1)
@@ -178,12 +231,15 @@ MOST = 4
 class UnlikeRows:
     """Steps of rows that keep each proposal with a chance of their own; no clock is read.
 
-    A forward of one slot takes a second, each further slot ``slope``. ``price`` is what a proposal costs beside that,
-    and is in no time. ``chances`` are by request.
+    A forward of one slot takes a second, each further slot ``slope``; with ``free`` the slots of a row count on
+    average, and not those of the widest row. ``price`` is what a proposal costs beside that, and is in no time.
+    ``chances`` are by request.
     """
 
-    def __init__(self, chances: dict[int, float], slope: float = 0.1, price: float = 0.0, seed: int = 0) -> None:
-        self.chances, self.slope, self.price, self.coins = chances, slope, price, random.Random(seed)
+    def __init__(
+        self, chances: dict[int, float], slope: float = 0.1, price: float = 0.0, seed: int = 0, free: bool = False
+    ) -> None:
+        self.chances, self.slope, self.price, self.coins, self.free = chances, slope, price, random.Random(seed), free
         self.stats = Stats(Stopwatch(torch.device("cpu")), batch=len(chances))
         self.sit(list(chances))
         self.now = 0.0
@@ -195,9 +251,9 @@ class UnlikeRows:
     def env(self) -> Env:
         """What a controller is built with."""
         costs = KnownCosts(lambda width, rows, length: self.forward(width))
-        return sized_env(costs, max_rows=len(self.chances), max_length=200)
+        return sized_env(costs, max_rows=len(self.chances), max_length=200, skips_padding=self.free)
 
-    def forward(self, width: int) -> float:
+    def forward(self, width: float) -> float:
         """Seconds of a forward."""
         return 1 + self.slope * (width - 1)
 
@@ -210,20 +266,23 @@ class UnlikeRows:
                 kept += 1
             each.append(RowStep(k, k, kept, kept + 1) if not equal or not each else each[0])
         width = 1 + max(ks)
-        parts = (0.0, 0.0, 0.0, 0.001, self.forward(width), 0.01, 0.0, 0.0, 0.0, 0.01)
+        slots = 1 + sum(ks) / len(ks) if self.free else width
+        parts = (0.0, 0.0, 0.0, 0.001, self.forward(slots), 0.01, 0.0, 0.0, 0.0, 0.01)
         self.now = book_step(self.stats, self.now, parts, each, width)
 
     def speed(self, ks: tuple[int, ...]) -> float:
         """Tokens per second of a row, from the world itself."""
         kept = [[self.chances[row.request] ** depth for depth in range(1, MOST + 1)] for row in self.stats.rows]
+        if self.free:
+            return of_batch(kept, [self.forward(1 + sum(ks) / len(ks)) + 0.021] * (MOST + 1), self.price, ks)
         return of_batch(kept, [self.forward(k + 1) + 0.021 for k in range(MOST + 1)], self.price, ks)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("rows", "free"), [(1, False), (1, True), (3, False)])
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.8, 0.97])
 @pytest.mark.parametrize("slope", [0.02, 0.2])
-def test_one_row_or_equal_rows_are_asked_what_goodput_asks(rows: int, chance: float, slope: float) -> None:
-    worlds = [UnlikeRows(dict.fromkeys(range(rows), chance), slope, seed=7) for _ in range(2)]
+def test_one_row_or_equal_rows_are_asked_what_goodput_asks(rows: int, chance: float, slope: float, free: bool) -> None:
+    worlds = [UnlikeRows(dict.fromkeys(range(rows), chance), slope, seed=7, free=free) for _ in range(2)]
     one, each = Goodput(worlds[0].env(), maximum=MOST), Budget(worlds[1].env(), maximum=MOST)
     for _ in range(60):
         k, ks = one.next_k(worlds[0].stats), each.next_k(worlds[1].stats)
@@ -236,6 +295,8 @@ WORLDS: dict[str, tuple[dict[int, float], dict[str, Any]]] = {
     "padded windows": ({0: 0.9, 1: 0.5, 2: 0.05}, {"slope": 0.1}),
     "a price": ({0: 0.95, 1: 0.5, 2: 0.05}, {"slope": 0.02, "price": 0.12}),
     "a dear slot": ({0: 0.97, 1: 0.1, 2: 0.05}, {"slope": 0.05, "price": 0.3}),
+    "no padding": ({0: 0.9, 1: 0.5, 2: 0.05}, {"slope": 0.5, "free": True}),
+    "no padding, dear slots": ({0: 0.97, 1: 0.6, 2: 0.05}, {"slope": 0.9, "free": True}),
     "nothing is kept": ({0: 0.0, 1: 0.0, 2: 0.02}, {"slope": 0.1, "price": 0.1}),
     "all is kept": ({0: 1.0, 1: 1.0, 2: 1.0}, {"slope": 0.1, "price": 0.1}),
 }
@@ -362,7 +423,7 @@ class ClosedBatch(UnlikeRows):
         self.left = dict.fromkeys(chances, tokens)
         self.stats.closed = closed
 
-    def forward(self, width: int) -> float:
+    def forward(self, width: float) -> float:
         return (1 + self.slope * (width - 1)) * (0.5 + 0.5 * self.stats.batch / len(self.chances))
 
     def env(self) -> Env:

@@ -25,7 +25,18 @@ from specdec.stats import RowStats, RowStep, Stats, Step
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.controllers.goodput import Goodput
-from specdec_plugins.forecast import CALIBRATED, HOPE, KEEP_HOPE, TRUST, Chances, Forwards, Times, fastest_k, goodputs
+from specdec_plugins.forecast import (
+    CALIBRATED,
+    HOPE,
+    KEEP_HOPE,
+    TRUST,
+    Chances,
+    Forwards,
+    StepChoice,
+    Times,
+    fastest_k,
+    goodputs,
+)
 
 CPU = torch.device("cpu")
 MOST = 12
@@ -67,7 +78,7 @@ class Simulation:
         each = [RowStep(offered, offered, kept, kept + 1) for offered, kept in rows]
         self.now = book_step(self.stats, self.now, [self.slower * part for part in parts], each, width)
 
-    def forward(self, width: int) -> float:
+    def forward(self, width: float) -> float:
         """Seconds of the target's forward over so many slots."""
         return 1 + self.slope * (width - 1)
 
@@ -154,6 +165,7 @@ def test_goodput_forgets_all_but_the_times_measured_when_it_was_built(
         assert {name for name in new if learned[name] == new[name]} == {
             "_most",
             "_most_rows",
+            "_padding_is_free",
             "_probe",
             "_usual",
             "_due",
@@ -207,7 +219,7 @@ class World(Simulation):
         for depth in range(MOST):
             self.left.append(round(self.left[-1] * chances[min(depth, len(chances) - 1)]))
 
-    def forward(self, width: int) -> float:
+    def forward(self, width: float) -> float:
         """As the base, and the wall."""
         return super().forward(width) + (self.wall if width > 8 else 0.0)
 
@@ -489,7 +501,7 @@ def test_goodput_takes_the_fastest_k_and_probes_the_next_as_seldom_as_its_loss_a
     speeds: list[float], tree: bool, since: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller = Goodput(_timed(Simulation()), maximum=3, probe=5)
-    monkeypatch.setattr(controller, "speeds", lambda: [*speeds])
+    monkeypatch.setattr(controller, "_choices", lambda: [StepChoice(speed, 1.0, k) for k, speed in enumerate(speeds)])
     controller._tree, controller._since = tree, since
     assert controller._choose() == k
     nothing = Goodput(_timed(Simulation()), maximum=0)

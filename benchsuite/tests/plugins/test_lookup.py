@@ -265,6 +265,7 @@ def test_hybrid_proposes_what_the_first_of_its_sources_finds(text: list[int], or
         lent: Any = SimpleNamespace(
             max_proposals_host=[room], history=np.array([text]), length_host=[len(text)], rows=1, tokens=torch.zeros(1)
         )
+        lent.price = None
         lent.pending = torch.tensor([text[-1]])
         by_hand = [found for n in order if (found := ngram_by_hand(text, n + 1, n + 1, 1, room)) and room]
         expected = by_hand[0] if by_hand else []

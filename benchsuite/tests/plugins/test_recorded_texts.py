@@ -49,7 +49,8 @@ def new_goodput(rows: int, kind: type[Goodput] = Goodput) -> Callable[[Stats], A
     calibration = SimpleNamespace(
         measure=lambda rows, lengths, widths: None, forward=lambda width, rows, length: forward(width, rows)
     )
-    env: Any = SimpleNamespace(max_length=100, max_rows=rows, calibration=calibration)
+    target = SimpleNamespace(skips_padding=False)
+    env: Any = SimpleNamespace(max_length=100, max_rows=rows, calibration=calibration, target=target)
     return kind(env, maximum=K).next_k
 
 

@@ -73,8 +73,12 @@ struct Attention {
     float scaling, softcap;
     float* shared;  // `Cut::shared` numbers, for all threads
     const T* sinks = nullptr;  // of each head the score of a cell without a value, if there are any
+    const long* first = nullptr;  // where query and out are [slots, heads, size]: of each row its first slot, then all
 
     long wide() const { return whole_vectors(size); }
+    long slots(long b) const { return first ? first[b + 1] - first[b] : width; }
+    long out_slot(long b) const { return first ? first[b] : b * width; }
+    const Q* query_of(long b) const { return query + (first ? first[b] * stride[2] : b * stride[0]); }
     Cut cut(int threads) const { return {batch * heads_kv, heads / heads_kv * width, length, threads}; }
 };
 
@@ -179,36 +183,37 @@ inline std::pair<float, float> weigh(float* score, long length) {
     return {top, sum(totals)};
 }
 
-// Some queries of one key head; query number g * width + w of a head is slot w of the group's head g.
+// Some queries of one key head; query number g * slots + w of a head is slot w of the group's head g.
 template <class Q, class T, class O>
 struct Queries {
     const Attention<Q, T, O>& c;
     const long wide;
-    long b, kv, first, count;
+    long b, kv, slots, first, count;
     float *query, *scores, *floats;  // memory
 
     static long numbers(long count, long wide) { return count * (wide + APART) + CHAIN * wide; }
 
     Queries(const Attention<Q, T, O>& c, const Cut& cut, long task, float* memory)
-        : c(c), wide(c.wide()), b(task / cut.blocks / c.heads_kv), kv(task / cut.blocks % c.heads_kv) {
-        const long queries = c.heads / c.heads_kv * c.width, block = task % cut.blocks;
-        first = queries * block / cut.blocks;
-        count = queries * (block + 1) / cut.blocks - first;
+        : c(c), wide(c.wide()), b(task / cut.blocks / c.heads_kv), kv(task / cut.blocks % c.heads_kv), slots(c.slots(b)) {
+        const long queries = c.heads / c.heads_kv * slots, block = task % cut.blocks;
+        const long blocks = queries > cut.each ? cut.blocks : 1;  // a row with few slots needs no more than one
+        first = queries * std::min(block, blocks) / blocks;
+        count = queries * std::min(block + 1, blocks) / blocks - first;
         query = memory, scores = query + count * wide, floats = scores + count * APART;
         for (long q = 0; q < count; q++) {
-            const Q* from = c.query + b * c.stride[0] + head(q) * c.stride[1] + slot(q) * c.stride[2];
+            const Q* from = c.query_of(b) + head(q) * c.stride[1] + slot(q) * c.stride[2];
             for (long i = 0; i < wide; i++) query[q * wide + i] = i < c.size ? to_float(from[i]) * c.scaling : 0.0f;
         }
     }
 
-    long head(long q) const { return kv * (c.heads / c.heads_kv) + (first + q) / c.width; }
-    long slot(long q) const { return (first + q) % c.width; }
+    long head(long q) const { return kv * (c.heads / c.heads_kv) + (first + q) / slots; }
+    long slot(long q) const { return (first + q) % slots; }
     const T* mask(long q) const { return c.mask + b * c.stride[9] + slot(q) * c.stride[10]; }
 
     // The cells of [from, to) that some query sees, with all before them in their chain; none if the first is the last.
     std::pair<long, long> visible(long from, long to) const {
         long begin = to, end = from;
-        for (long q = 0; q < std::min(count, c.width); q++) {
+        for (long q = 0; q < std::min(count, slots); q++) {
             const T* row = mask(q);
             for (long i = from; i < begin; i++)
                 if (to_float(row[i]) != -INFINITY) begin = i;
@@ -278,7 +283,7 @@ struct Queries {
 
     void write(const Seen& seen) const {
         for (long q = 0; q < count; q++) {
-            O* to = c.out + ((b * c.width + slot(q)) * c.heads + head(q)) * c.size;
+            O* to = c.out + ((c.out_slot(b) + slot(q)) * c.heads + head(q)) * c.size;
             const float sink = c.sinks ? std::exp(to_float(c.sinks[head(q)]) - seen.top[q]) : 0.0f;
             const float share = 1.0f / (seen.total[q] + sink);
             for (long i = 0; i < c.size; i++) put(to + i, seen.sums[q * wide + i] * share);

@@ -1,10 +1,12 @@
 // Decoder layers of Llama's kind, one after the other: threads start once, and wait for each other nine times a layer. Apart
-// from the arena's cells, everything between x and y is float32 (bfloat16 where the processor multiplies bfloat16).
+// from the arena's cells, everything between x and y is float32 (bfloat16 where the processor multiplies bfloat16). Padding
+// is left out: a row of it is neither computed nor written to the arena.
 
 #include <cstdint>
 
 #include "attention.h"
 #include "parts.h"
+#include "slots.h"
 
 struct Layer {
     Matrix qkv, out, gate_up, down;
@@ -32,14 +34,14 @@ struct Scratch {
     std::vector<float> wide, turned, middle, shared;
     std::vector<char> ready;  // the input of the next product
 
-    void fit(long batch, long width, const Layer& l, const Cells* at, long count, int threads) {
-        const long rows = batch * width, query = l.heads * l.size, inner = l.down.inputs, hidden = l.qkv.inputs;
+    void fit(const Slots& slots, long batch, const Layer& l, const Cells* at, long count, int threads) {
+        const long rows = slots.count(), query = l.heads * l.size, inner = l.down.inputs, hidden = l.qkv.inputs;
         grow(wide, rows * std::max(l.qkv.outputs, l.gate_up.outputs));
         grow(turned, rows * query);
         grow(middle, rows * hidden);
         grow(ready, rows * std::max(std::max(hidden, inner), query) * sizeof(float));
         for (long i = 0; i < count; i++) {
-            const Cut cut(batch * l.heads_kv, l.heads / l.heads_kv * width, at[i].length, threads);
+            const Cut cut(batch * l.heads_kv, l.heads / l.heads_kv * slots.width, at[i].length, threads);
             grow(shared, cut.shared(l.size));
         }
     }
@@ -50,12 +52,12 @@ struct Scratch {
     }
 };
 
-// T: x, y, the arena, norms and angles; X: the inputs of products.
+// T: x, y, the arena, norms and angles; X: the inputs of products. x and y have the slots that count alone.
 template <class T, class X>
 void run(
-    const Layer& l, const T* x, T* y, const Turn& turn, const Cells& at, long batch, long width, Scratch& s,
+    const Layer& l, const T* x, T* y, const Turn& turn, const Cells& at, const Slots& slots, Scratch& s,
     const Team& team) {
-    const long rows = batch * width, hidden = l.qkv.inputs, inner = l.down.inputs;
+    const long rows = slots.count(), width = slots.width, batch = slots.first.size() - 1, hidden = l.qkv.inputs, inner = l.down.inputs;
     const long all = l.qkv.outputs, query = l.heads * l.size, key = l.heads_kv * l.size;
     const auto [from, to] = team.share(rows);
     float *wide = s.wide.data(), *middle = s.middle.data();
@@ -68,7 +70,8 @@ void run(
     multiply(l.qkv, ready, rows, Ends{wide, nullptr, nullptr, false}, team);
     team.wait();
     for (long row = from; row < to; row++) {
-        const long b = row / width, w = row % width, angle = b * turn.stride + w * l.size, cell = at.cells[row];
+        const long place = slots.place[row], b = place / width, w = place % width;
+        const long angle = b * turn.stride + w * l.size, cell = at.cells[place];
         const T *cos = (const T*)turn.cos + angle, *sin = (const T*)turn.sin + angle;
         const float* of = wide + row * all;
         for (long h = 0; h < l.heads; h++)
@@ -82,13 +85,13 @@ void run(
         }
     }
     team.wait();
-    const long stride[11] = {width * query, l.size, query, at.keys_stride[0], at.keys_stride[1], at.keys_stride[2],
+    const long stride[11] = {0, l.size, query, at.keys_stride[0], at.keys_stride[1], at.keys_stride[2],
                              at.values_stride[0], at.values_stride[1], at.values_stride[2], at.mask_stride[0],
                              at.mask_stride[1]};
     attention(
         Attention<float, T, X>{s.turned.data(), (const T*)at.keys, (const T*)at.values, (const T*)at.mask, ready, batch,
                                l.heads, l.heads_kv, width, at.length, l.size, stride, l.scaling, 0.0f,
-                               s.shared.data()},
+                               s.shared.data(), nullptr, slots.first.data()},
         team);
     team.wait();
     multiply(l.out, ready, rows, ends_of(middle, x), team);
@@ -115,22 +118,33 @@ void run(
 
 // y = h + mlp(norm(h)) with h = x + attention(norm(x)), and y is the next layer's x; in place: the arena's cells. x and y
 // [batch, width, hidden] contiguous, bfloat16 with `narrow`; `at` one for each layer. The layers have the same sizes.
+// `counts` [batch]: the slots of each row that count, or null; y is 0 for others, and their cells stay as they are.
 extern "C" void specdec_decoder_layers(
     const Layer* const* layers, long count, int narrow, const void* x, void* y, const Turn* turn, const Cells* at,
-    long batch, long width, int threads) {
+    const int64_t* counts, long batch, long width, int threads) {
     thread_local Scratch scratch;
-    scratch.fit(batch, width, *layers[0], at, count, threads);
+    const Slots slots(counts, batch, width);
+    scratch.fit(slots, batch, *layers[0], at, count, threads);
     Scratch& s = scratch;
-    const bool worth = layers[0]->gate_up.inputs * layers[0]->gate_up.outputs * batch * width >= WORTH_THREADS_LINEAR;
+    const long hidden = layers[0]->qkv.inputs;
+    auto moved = [&](auto move) {
+        if (slots.all()) return;
+        if (narrow) move((const bf16*)x, (bf16*)y);
+        else move((const float*)x, (float*)y);
+    };
+    moved([&](auto from, auto to) { slots.gather(from, hidden, to); });
+    if (!slots.all()) x = y;
+    const bool worth = layers[0]->gate_up.inputs * layers[0]->gate_up.outputs * slots.count() >= WORTH_THREADS_LINEAR;
     together(threads, worth, [&](const Team& team) {
         for (long i = 0; i < count; i++) {
             const Layer& layer = *layers[i];
             const void* from = i ? y : x;  // a layer reads the last of x before it writes y
             if (i) team.wait();
-            if (!narrow) run<float, float>(layer, (const float*)from, (float*)y, *turn, at[i], batch, width, s, team);
+            if (!narrow) run<float, float>(layer, (const float*)from, (float*)y, *turn, at[i], slots, s, team);
             else if (layer.qkv.kind == BFLOAT16 && MULTIPLIES_BF16)
-                run<bf16, bf16>(layer, (const bf16*)from, (bf16*)y, *turn, at[i], batch, width, s, team);
-            else run<bf16, float>(layer, (const bf16*)from, (bf16*)y, *turn, at[i], batch, width, s, team);
+                run<bf16, bf16>(layer, (const bf16*)from, (bf16*)y, *turn, at[i], slots, s, team);
+            else run<bf16, float>(layer, (const bf16*)from, (bf16*)y, *turn, at[i], slots, s, team);
         }
     });
+    moved([&](auto, auto to) { slots.spread(to, hidden); });
 }

@@ -1,6 +1,7 @@
 // The product of x and one packed matrix: see packed.h.
 
 #include "packed.h"
+#include "slots.h"
 
 namespace {
 
@@ -30,4 +31,25 @@ extern "C" void specdec_linear(
     const std::vector<float> wide = narrow ? floats((const bf16*)x, rows * inputs) : std::vector<float>();
     const float* from = narrow ? wide.data() : (const float*)x;
     together(threads, worth, [&](const Team& team) { multiply(m, from, rows, ends, team); });
+}
+
+// The same for x [batch, width, inputs], of which each row has `counts` [batch] slots that count; y is 0 for the others.
+extern "C" void specdec_linear_of_slots(
+    int kind, const void* weight, const void* scale, const float* bias, int narrow, int narrow_out, const void* x,
+    void* y, const int64_t* counts, long batch, long width, long inputs, long outputs, int threads) {
+    const Slots slots(counts, batch, width);
+    auto product = [&](const void* of) {
+        specdec_linear(
+            kind, weight, scale, bias, narrow, narrow_out, of, y, slots.count(), inputs, outputs, threads);
+    };
+    if (slots.all()) return product(x);
+    auto some = [&](auto* of) {
+        std::vector<std::remove_cv_t<std::remove_pointer_t<decltype(of)>>> those(slots.count() * inputs);
+        slots.gather(of, inputs, those.data());
+        product(those.data());
+    };
+    if (narrow) some((const bf16*)x);
+    else some((const float*)x);
+    if (narrow_out) slots.spread((bf16*)y, outputs);
+    else slots.spread((float*)y, outputs);
 }

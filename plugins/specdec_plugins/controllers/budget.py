@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
+
 from specdec import SpecdecError, hookimpl
 from specdec.interfaces import ControllerFactory, Env
 from specdec.lengths import Ks, each_k
@@ -13,11 +16,17 @@ from specdec_plugins.controllers.goodput import Goodput
 from specdec_plugins.forecast import (
     Chances,
     ComeTrue,
+    StepChoice,
     fastest_of_rows,
+    fastest_of_slots,
     speeds_to_the_end,
     step_seconds,
     worth_of_rows,
 )
+from specdec_plugins.prices import Prices
+
+AGAIN = 8
+"""Steps for which prices hold as long as the rows are the same."""
 
 LOST = 0.01
 """Of a batch to which no request comes: the largest share of the steps that are left which a probe may cost if nothing
@@ -35,9 +44,12 @@ class Budget(Goodput):
     among rows a token is worth what it saves (``forecast.worth_of_rows``).
 
     Times, probes and what is done with trees are those of ``goodput``, which is this rule with one K for all rows,
-    whose tokens are all worth the same. Windows are padded to the widest row: a slot costs something where it widens
-    the window, and below that it is free, so that all rows get as many as they have room for. ``price`` is for what no
-    clock here shows: slots that are paid for, or wanted by others.
+    whose tokens are all worth the same. Where windows are computed as wide as the widest row, a slot costs something
+    if it widens the window, and below that it is free, so that all rows get as many as they have room for; where
+    padding is left out (``Backend.skips_padding``) each slot costs its time. A draft that knows how likely each of its
+    proposals is (``Draft.heeds_price``) is asked for all, and told what their slots cost (``prices.Prices``): what it
+    finds decides, and nothing has to be learned first. ``price`` is for what no clock here shows:
+    slots that are paid for, or wanted by others.
 
     Source: the slots of (request, position) that vLLM's adaptive verification and DSpark's confidence heads budget; the
     goodput of SmartSpec, Liu et al. 2406.14066.
@@ -66,53 +78,78 @@ class Budget(Goodput):
 
     def _begin(self, stats: Stats | None) -> None:
         super()._begin(stats)
+        self._prices = Prices(self._verify, self._rest, self._most, self._price)
+        self._now: npt.NDArray[np.float64] | None = None
         self._own: dict[int, Chances] = {}  # by request
 
     def next_k(self, stats: Stats) -> Ks:
-        """The K of each row with the largest predicted goodput, or those of a probe."""
-        found = super().next_k(stats)
+        """The K of each row with the largest predicted goodput, or those of a probe; all, where a price limits them."""
+        self.price = None
+        if stats.heeds_price and self._most and (self._padding_is_free or stats.batch == 1):
+            found = self._priced(stats)
+        else:
+            found = super().next_k(stats)
         self._own = {row.request: self._own.get(row.request, Chances()) for row in stats.rows}
         return found
 
-    def speeds(self) -> list[float]:
-        """Predicted tokens per second of a row, at the calibrated pace, for each K up to which rows may be asked."""
-        return [speed for speed, _ in self._budgets()]
+    def _priced(self, stats: Stats) -> Ks:
+        if stats is not self._stats:
+            self._begin(stats)
+        rows, count = tuple(row.request for row in stats.rows), len(stats.steps)
+        if rows != self._resting or count >= self._due:
+            self._costs_of.length = max(stats.lengths)
+            for step in stats.steps[self._seen :]:
+                self._prices.seen(stats, step, self._slots(step))
+            self._seen, self._resting, self._due, self._k = count, rows, count + AGAIN, self._most
+            self._now = self._prices.of(stats, self._closed)
+        self.price = self._now
+        return self._k
 
-    def _budgets(self) -> list[tuple[float, tuple[int, ...]]]:
+    def _choices(self) -> list[StepChoice]:
+        if self._tree:
+            return super()._choices()
         rows = self._stats.rows if self._stats else ()
         kept = [self._kept.reached(min(self._most, row.room), self._own.get(row.request)) for row in rows]
-        price, seconds = self._price * self._verify.at(1, len(rows) or self._most_rows), step_seconds(*self._costs())
         if not self._closed:
-            return fastest_of_rows(kept or [self._kept.reached(self._most)], seconds, price)
+            return self._of_rows(kept or [self._kept.reached(self._most)])
         made, _, draft, rest = self._costs()
         left = [row.room + 1 for row in rows]
         worth = worth_of_rows(left, lambda count: self._verify.at(1, count))
-        valued = [[one * chance for chance in chances] for one, chances in zip(worth, kept, strict=True)]
-        given = [ks for _, ks in fastest_of_rows(valued, seconds, price)]
-        alone = step_seconds(made, lambda width: self._verify.at(width, 1), draft, rest)
-        paid = [price * sum(ks) for ks in given]
-        together = [took + more for took, more in zip(seconds, paid, strict=True)]
-        alone = [took + more / len(rows) for took, more in zip(alone, paid, strict=True)]
-        return list(zip(speeds_to_the_end(left, kept, given, alone, together), given, strict=True))
+        choices = self._of_rows([[one * chance for chance in some] for one, some in zip(worth, kept, strict=True)])
+        if free := self._padding_is_free:  # slots of the last row alone, or of all, as if no row ended
+            choices += self._of_rows(kept)[1:]
+        given = [each_k(choice.ks, len(rows)) for choice in choices]
+        by_k = step_seconds(made, lambda width: self._verify.at(width, 1), draft, rest, int(free))
+        last = left.index(max(left))
+        alone = [by_k[ks[last] if free else max(ks)] for ks in given]
+        together = [choice.seconds for choice in choices]
+        speeds = speeds_to_the_end(left, kept, given, alone, together)
+        return [choice._replace(speed=speed) for choice, speed in zip(choices, speeds, strict=True)]
+
+    def _of_rows(self, kept: list[list[float]]) -> list[StepChoice]:
+        """The choices of rows whose proposals are ``kept`` with these chances, times what a token is worth there."""
+        costs, price = self._costs(), self._price * self._verify.at(1, len(kept))
+        if self._padding_is_free:
+            return fastest_of_slots(kept, *costs, price, self._usual if self._steps_differ else 0.0)
+        seconds = step_seconds(*costs)
+        found = zip(fastest_of_rows(kept, seconds, price), seconds, strict=True)
+        return [StepChoice(speed, took + price * sum(ks), ks) for (speed, ks), took in found]
 
     @property
     def _closed(self) -> bool:
         """Whether several rows end together, and no request comes to take their places."""
         return self._stats is not None and self._stats.closed and not self._stats.waiting and len(self._stats.rows) > 1
 
-    def _affords(self, k: int) -> bool:
+    def _affords(self, lost: float) -> bool:
         if not self._closed or not self._stats:
             return True
-        seconds = step_seconds(*self._costs())
-        return seconds[k] / seconds[0] - 1 <= LOST * max(row.room + 1 for row in self._stats.rows)
+        return lost <= LOST * max(row.room + 1 for row in self._stats.rows)
 
-    def _choose(self) -> Ks:
-        if self._tree or not self._most:
-            return self._best(super().speeds()) if self._most else 0
-        budgets = self._budgets()
-        plain, *others = (speed for speed, _ in budgets)
-        least = 1 - LOST if self._closed else 1.0
-        return budgets[self._best([plain, *(least * speed for speed in others)])][1]
+    def _best(self, choices: list[StepChoice]) -> StepChoice:
+        if self._closed:
+            plain, *others = choices
+            choices = [plain, *(one._replace(speed=(1 - LOST) * one.speed) for one in others)]
+        return super()._best(choices)
 
     @property
     def _steps_differ(self) -> bool:

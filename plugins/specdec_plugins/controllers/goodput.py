@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from math import ceil, sqrt
+from operator import attrgetter
 from typing import Annotated
 
 from specdec import Controller, SpecdecError, hookimpl
@@ -15,10 +17,10 @@ from specdec_plugins.forecast import (
     PACE,
     Chances,
     Forwards,
+    StepChoice,
     Times,
     beyond_the_usual,
     fastest_k,
-    goodputs,
     step_seconds,
 )
 
@@ -70,6 +72,7 @@ class Goodput(Controller):
         self._most, self._probe = maximum, probe
         widths = sorted({1, 2, maximum + 1} | {width for width in (4, 8, 12) if width < maximum})
         self._costs_of = CalibratedCosts(env, widths)
+        self._padding_is_free = env.target.skips_padding
         self._most_rows = env.max_rows
         self.forget()
 
@@ -117,11 +120,26 @@ class Goodput(Controller):
 
     def speeds(self) -> list[float]:
         """Predicted tokens per second of a row for K = 0, 1 …, at the calibrated pace."""
-        return goodputs(self._kept.reached(self._most), *self._costs())
+        return [choice.speed for choice in self._choices()]
+
+    def _choices(self) -> list[StepChoice]:
+        """Plain decoding, then what else may be asked for, from narrow to wide."""
+        tokens, seconds = accumulate(self._kept.reached(self._most), initial=1.0), self._seconds()
+        return [
+            StepChoice(emitted / took, took, k) for k, (emitted, took) in enumerate(zip(tokens, seconds, strict=True))
+        ]
+
+    def _seconds(self) -> list[float]:
+        """Expected seconds of a step in which all rows are asked for K = 0, 1 …"""
+        return step_seconds(*self._costs(), self._rows if self._padding_is_free else 0)
+
+    @property
+    def _rows(self) -> int:
+        return (self._stats and self._stats.batch) or self._most_rows
 
     def _costs(self) -> tuple[list[float], Seconds, Seconds, Seconds]:
         """What ``step_seconds`` takes, as far as it is known now."""
-        rows = (self._stats and self._stats.batch) or self._most_rows
+        rows = self._rows
         return (
             self._made.reached(self._most),
             lambda width: self._verify.at(width, rows),
@@ -131,41 +149,46 @@ class Goodput(Controller):
         )
 
     def _choose(self) -> Ks:
-        return self._best(self.speeds()) if self._most else 0
+        return self._best(self._choices()).ks if self._most else 0
 
     @property
     def _steps_differ(self) -> bool:
         """Whether the next steps are better or worse than this one whatever it does: there are several rows."""
         return self._stats is not None and self._stats.batch > 1
 
-    def _best(self, speeds: list[float]) -> int:
-        expected = dict(enumerate(speeds))
+    def _best(self, choices: list[StepChoice]) -> StepChoice:
         if self._tree:
-            expected = {0: expected[0], self._most: expected[self._most]}
-        fastest = fastest_k(expected)
-        self._usual = USUAL * (self._usual or expected[fastest]) + (1 - USUAL) * expected[fastest]
-        if fastest > 0 and self._steps_differ:
-            seconds = dict(enumerate(step_seconds(*self._costs())))
-            return fastest_k(beyond_the_usual(expected, seconds, self._usual))
-        if fastest > 0:
+            choices = [choices[0], choices[-1]]
+        plain, *others = choices
+        speeds = {place: choice.speed for place, choice in enumerate(choices)}
+        fastest = choices[fastest_k(speeds)]
+        self._usual = USUAL * (self._usual or fastest.speed) + (1 - USUAL) * fastest.speed
+        if fastest is not plain and self._steps_differ:
+            seconds = {place: choice.seconds for place, choice in enumerate(choices)}
+            return choices[fastest_k(beyond_the_usual(speeds, seconds, self._usual))]
+        if fastest is not plain or not others:
             return fastest
-        tried = fastest_k({k: speed for k, speed in expected.items() if k})
-        loss = 1 - expected[tried] / expected[0]
+        tried = max(others, key=attrgetter("speed"))
+        loss = 1 - tried.speed / plain.speed
         due = max(self._probe, ceil(loss / CHEAP))
         if self._since >= due:
-            if self._affords(tried):
+            if self._affords(tried.seconds / plain.seconds - 1):
                 return tried
             due = self._since + self._probe
         self._due = due
-        return 0
+        return plain
 
-    def _affords(self, k: int) -> bool:
-        """Whether a probe of this K, when it is due, is worth what it costs if nothing comes of it."""
+    def _affords(self, lost: float) -> bool:
+        """Whether a probe, when it is due, is worth the steps ``lost`` if nothing comes of it."""
         return True
+
+    def _slots(self, step: Step) -> float:
+        """What a row of the step had to compute, in slots."""
+        return 1 + step.proposed / step.rows if self._padding_is_free else step.width
 
     def _learn(self, stats: Stats, step: Step) -> None:
         times = stats.times(step)
-        self._verify.seen(step.width, step.rows, times.target)
+        self._verify.seen(self._slots(step), step.rows, times.target)
         ks = each_k(self._k, step.rows)
         asked, drafting, rest = max(ks), times.draft / self._verify.pace, times.rest / self._verify.pace
         # Without proposals, the draft's time is that of `observe`: plain decoding with this draft costs it too.
@@ -185,7 +208,11 @@ class Goodput(Controller):
             kept = sum(row.accepted >= depth for row in step.each)
             # Also where no row got so far: what is known of a depth that is no longer reached fades.
             self._kept.seen(depth, weight * kept, weight * tried)
-            if step.k >= depth - 1:
+            if self._padding_is_free:
+                made = [row.proposed >= depth for k, row in zip(ks, step.each, strict=True) if k >= depth]
+                before = sum(k >= depth and row.proposed >= depth - 1 for k, row in zip(ks, step.each, strict=True))
+                self._made.seen(depth, weight * sum(made), weight * before)
+            elif step.k >= depth - 1:
                 self._made.seen(depth, float(step.k >= depth), 1.0)
 
 

@@ -76,6 +76,7 @@ class Hybrid(Draft):
         self._drafted = False  # whether the last source alone made this hybrid's last window
         self._few = torch.zeros(env.max_rows, dtype=torch.int64, device=env.target.device)
         self.looks_up = not self._rest and not extend
+        self.heeds_price = self.looks_up and not merge and all(draft.heeds_price for draft in drafts)
         self.branches = merge
         self._taps, self._asked = Taps.of(drafts), [Taps.of([draft]) for draft in drafts]
         self.needs_hidden, self.hidden_layers = self._taps.final, self._taps.layers

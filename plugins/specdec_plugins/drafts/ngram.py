@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -13,6 +13,9 @@ from torch import Tensor
 from specdec import Context, SpecdecError, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
 from specdec_plugins.lookup import History, Lookup
+
+MATCHED = 65
+"""One more than the tokens before a continuation that are compared."""
 
 
 class Ngram(Lookup):
@@ -41,6 +44,7 @@ class Ngram(Lookup):
             raise SpecdecError(f"branches is {branches}; expected 1 or more")
         super().__init__(branches)
         self._sizes = range(n_max, n_min - 1, -1)
+        self._match: tuple[int, float] = 0, 0.0  # where the continuation began; its first token's share
 
     def continuations(self, row: int, history: History, limit: int) -> list[list[int]]:
         """The tokens after the longest match, most recent first; each continuation begins with a different token."""
@@ -53,6 +57,8 @@ class Ngram(Lookup):
                 same &= history[offset : len(history) - n + offset] == history[offset - n]
             hits = np.flatnonzero(same)
             if hits.size:
+                followed = history[hits + n]
+                self._match = int(hits[-1]) + n, float((followed == followed[-1]).mean())
                 found: dict[int, list[int]] = {}
                 for after in reversed(hits + n):
                     found.setdefault(int(history[after]), history[after : after + limit].tolist())
@@ -60,6 +66,15 @@ class Ngram(Lookup):
                         break
                 return list(found.values())
         return []
+
+    def match(self, row: int, history: History) -> tuple[int, Sequence[float]]:
+        """All tokens that are equal before both places, and the share of the first token's after the n that were
+        looked for; behind it nothing else is known."""
+        place, share = self._match
+        before, end = history[place - 1 :: -1] if place else history[:0], history[:-MATCHED:-1]
+        length = min(len(before), len(end))
+        unequal = np.flatnonzero(before[:length] != end[:length])
+        return int(unequal[0]) if unequal.size else length, [share] + [1.0] * (len(history) - place)
 
     def extend(self, context: Context, window: Window, most: int) -> tuple[Tensor, Tensor]:
         """The first of ``continuations`` for each row's text with its proposals, computed on the device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 from specdec import Request, SpecdecError, hookimpl
@@ -42,9 +42,11 @@ class Suffix(Lookup):
         self._shared = Automaton()
         self._rows: dict[int, tuple[Automaton, int, int]] = {}  # automaton, state, tokens fed
         self._fed = 0
+        self._match: tuple[int, list[float]] = 0, []
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """Index the prompt."""
+        super().admit(row, request, prompt)
         self._rows[row] = (self._shared if self.learns else Automaton()), Automaton.ROOT, 0
         self._feed(row, prompt)
 
@@ -55,10 +57,12 @@ class Suffix(Lookup):
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """Move the automaton's state with the request."""
+        super().move(source, row, request, tokens)
         self._rows[row] = self._rows.pop(source)
 
     def forget(self) -> None:
         """Start with a new, empty automaton."""
+        super().forget()
         self._shared = Automaton()
 
     def info(self) -> Mapping[str, int]:
@@ -74,8 +78,14 @@ class Suffix(Lookup):
         if length < self._min_match:
             return []
         limit = min(limit, max(1, int(self._factor * length)))
-        paths = (self._path(automaton, match, first, limit) for first in self._likeliest(automaton, match, self.most))
-        return [path for path in paths if path]
+        firsts = self._likeliest(automaton, match, self.most)
+        paths = [path for first in firsts if (path := self._path(automaton, match, first, limit))]
+        self._match = length, [share for _, share in paths[0]] if paths else []
+        return [[token for token, _ in path] for path in paths]
+
+    def match(self, row: int, history: History) -> tuple[int, Sequence[float]]:
+        """The longest suffix that occurred before, and the shares by the counts of what followed."""
+        return self._match
 
     def _feed(self, row: int, tokens: History | tuple[int, ...]) -> None:
         automaton, state, known = self._rows[row]
@@ -92,11 +102,13 @@ class Suffix(Lookup):
         ranked = sorted(after.items(), key=lambda pair: -count[pair[1]])[:most]
         return [(token, count[follower] / total if total else 1 / len(after)) for token, follower in ranked]
 
-    def _path(self, automaton: Automaton, state: int, first: tuple[int, float], limit: int) -> list[int]:
-        path: list[int] = []
-        token, likely = first
+    def _path(self, automaton: Automaton, state: int, first: tuple[int, float], limit: int) -> list[tuple[int, float]]:
+        """Tokens and their shares of what followed."""
+        path: list[tuple[int, float]] = []
+        token, share = first
+        likely = share
         while likely >= self._least:
-            path.append(token)
+            path.append((token, share))
             state = automaton.after[state][token]
             if len(path) == limit or not automaton.after[state]:
                 break

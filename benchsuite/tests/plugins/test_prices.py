@@ -1,0 +1,310 @@
+"""Prices of slots: with that of the best K no other K is faster, and drafts that heed one never change an output."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.tests.rig import Make
+from benchsuite.tests.steps_rig import KnownCosts, book_step, sized_env
+from specdec import Assembly, Context, Draft, Request, SamplingParams, SpecdecError, Window
+from specdec.devices import Stopwatch
+from specdec.interfaces import Env
+from specdec.stats import RowStats, RowStep, Stats
+from specdec_plugins.controllers.budget import Budget
+from specdec_plugins.controllers.fixed import Fixed
+from specdec_plugins.drafts.ngram import Ngram
+from specdec_plugins.drafts.suffix import Suffix
+from specdec_plugins.lookup import EVEN, PRIOR, CameTrue, Foretold, Lookup
+from specdec_plugins.prices import seconds_of_tokens, slot_seconds
+
+_ENV: Any = None
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.8, 0.95]), min_size=1, max_size=3),
+    st.sampled_from([0.05, 0.3, 0.9, 2.0]),
+)
+def test_the_price_at_the_speed_of_the_best_ks_leads_to_them(chances: list[float], slot: float) -> None:
+    """Rows that keep each proposal with a chance of their own, beside every K of every row: prices at the speed that
+    they lead to, again and again, end at the best of all (Dinkelbach)."""
+    rows, most = len(chances), 4
+    each = [1 + slot * width for width in range(most + 1)]
+
+    def speed(ks: Sequence[int]) -> float:
+        tokens = sum(sum(chance**depth for depth in range(k + 1)) for chance, k in zip(chances, ks, strict=True))
+        return tokens / rows / (1 + slot * sum(ks) / rows)
+
+    usual = 1.0
+    for _ in range(8):
+        prices = [seconds * usual * rows for seconds in slot_seconds(each, 1.0, rows)]
+        ks = [
+            max(range(most + 1), key=lambda k: sum(chance**d - prices[d - 1] for d in range(1, k + 1)))
+            for chance in chances
+        ]
+        usual = speed(ks)
+    assert usual == pytest.approx(max(map(speed, itertools.product(range(most + 1), repeat=rows))))
+
+
+@given(st.floats(1.0, 4.0), st.integers(1, 5), st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5))
+def test_slots_add_up_to_the_seconds_of_a_wider_window(others: float, rows: int, steps: list[float]) -> None:
+    """Beside straight lines between the widths, which go on behind the last."""
+    each = [*itertools.accumulate(steps, initial=1.0)]
+    found = np.cumsum(slot_seconds(each, others, rows))
+
+    def seconds(width: float) -> float:
+        beyond = max(0.0, width - len(each)) * steps[-1]
+        return float(np.interp(width, range(1, len(each) + 1), each)) + beyond
+
+    expected = [seconds(others + proposals / rows) - seconds(others) for proposals in range(1, len(each))]
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_token_of_the_last_row_saves_whole_steps_and_of_others_what_they_add() -> None:
+    """Beside the time to the end of all, step by step, of rows whose ends are far apart."""
+
+    def seconds(left: Sequence[float], rates: Sequence[float]) -> float:
+        ends = [tokens / rate for tokens, rate in zip(left, rates, strict=True)]
+        return 0.8 * max(ends) + sum(more * end for more, end in zip(added, ends, strict=True))
+
+    left, rates, added = [6, 90, 20], [1.0, 1.5, 2.0], [0.1, 0.2, 0.3]
+    whole, found = seconds(left, rates), seconds_of_tokens(left, rates, added, 0.8)
+    for row, saved in enumerate(found):
+        less = [tokens - (one == row) for one, tokens in enumerate(left)]
+        assert saved == pytest.approx(whole - seconds(less, rates), rel=0.15)
+    assert seconds_of_tokens([8] * 4, [1.0] * 4, [0.1] * 4, 0.8) == pytest.approx([0.3] * 4), "nobody knows which"
+
+
+@given(
+    st.lists(st.sampled_from([0.2, 0.5, 1.0]), min_size=1, max_size=5),
+    st.integers(1, 40),
+    st.lists(st.sampled_from([0.0, 0.1, 0.4, 0.9, 2.0]), min_size=5, max_size=5),
+)
+def test_no_other_number_of_proposals_brings_more_beyond_its_price(
+    shares: list[float], length: int, prices: list[float]
+) -> None:
+    draft = Suffix(_ENV)
+    k = draft.worth(Foretold(9, list(range(len(shares))), length, shares), np.array(prices))
+
+    def value(k: int) -> float:
+        chance, sum_ = 1.0, 0.0
+        for depth, (share, price) in enumerate(zip(shares[:k], prices, strict=False)):
+            chance *= share * (length + depth) / (length + depth + EVEN)
+            sum_ += chance - price
+        return sum_
+
+    assert value(k) == pytest.approx(max(map(value, range(len(shares) + 1))))
+
+
+def test_what_comes_true_is_known_of_matches_of_like_length() -> None:
+    """By hand: after matches of 4 to 7 tokens, of two tokens one came; nothing is known of other lengths."""
+    known = CameTrue()
+    known.seen(4, 1.0, True)
+    known.seen(6, 0.5, False)
+    told = 4 / (4 + EVEN) + 0.5 * 6 / (6 + EVEN)
+    assert known.chance(5, 1.0) == pytest.approx(5 / (5 + EVEN) * (PRIOR + 1) / (PRIOR + told))
+    for length in (3, 8):
+        assert known.chance(length, 1.0) == CameTrue().chance(length, 1.0) == length / (length + EVEN)
+    for _ in range(9):
+        known.seen(64, 1.0, True)
+    assert known.chance(100, 1.0) <= 1.0
+
+
+def _step(*texts: Sequence[int], price: float, room: int = 9) -> Any:
+    """A step of rows of these texts, in which each proposal of each row costs ``price``."""
+    history = np.zeros((len(texts), 40), dtype=np.int64)
+    for row, text in enumerate(texts):
+        history[row, : len(text)] = text
+    return SimpleNamespace(
+        rows=len(texts),
+        history=history,
+        length_host=np.array([len(text) for text in texts]),
+        max_proposals_host=np.full(len(texts), room),
+        price=np.full((len(texts), room), price),
+    )
+
+
+@pytest.mark.parametrize("make", [lambda: Suffix(_ENV), lambda: Ngram(_ENV)])
+def test_a_lookup_learns_from_what_it_does_not_propose(make: Callable[[], Lookup]) -> None:
+    """By hand: what followed 1 2 3 4 never comes again. What would have been proposed gets unlikely without a slot."""
+    text, draft = [1, 2, 3, 4, 5, 6, 7], make()
+    draft.admit(0, Request(0, (1,)), ())
+    assert draft.look_up(_step([*text, 1, 2, 3, 4], price=0.5), 0), "likelier than not, as of a new match of four"
+    for turn in range(20):
+        text += [1, 2, 3, 4, 50 + turn]
+        assert draft.look_up(_step(text[-36:-1], price=1.5), 0) == []
+        draft.look_up(_step(text[-36:], price=1.5), 0)
+    assert draft.look_up(_step([*text[-32:], 1, 2, 3, 4], price=0.5), 0) == []
+    draft.forget()
+    draft.admit(0, Request(0, (1,)), ())
+    assert draft.look_up(_step([*text[:7], 1, 2, 3, 4], price=0.5), 0), "it has forgotten"
+
+
+def test_what_is_foretold_of_a_request_moves_with_it_and_says_nothing_of_the_next() -> None:
+    draft, text = Ngram(_ENV), [1, 2, 3, 4, 5, 1, 2, 3, 4]
+    draft.look_up(_step([9], text, price=0.5), 1)
+    before = draft.worth(Foretold(0, [5], 4, [1.0]), np.array([0.72]))
+    draft.move(1, 0, Request(1, (1,)), ())
+    draft.look_up(_step([*text, 5], [9], price=0.5), 0)  # it came true
+    assert (before, draft.worth(Foretold(0, [5], 4, [1.0]), np.array([0.74]))) == (1, 1)
+    draft.admit(0, Request(2, (1,)), ())
+    draft.look_up(_step([*text, 8, 8], [9], price=0.5), 0)
+    assert draft.worth(Foretold(0, [5], 4, [1.0]), np.array([0.74])) == 1, "another request's text"
+
+
+@given(st.lists(st.integers(0, 2), min_size=3, max_size=30))
+def test_a_match_of_ngram_is_as_long_as_the_texts_before_both_places_are_equal(text: list[int]) -> None:
+    """Beside a comparison token by token."""
+    draft, history = Ngram(_ENV), np.array(text)
+    paths = draft.continuations(0, history, 5)
+    if not paths:
+        return
+    length, shares = draft.match(0, history)
+    places = [place for place in range(1, len(text)) if text[place : place + len(paths[0])] == paths[0]]
+
+    def equal(place: int) -> int:
+        pairs = zip(text[:place][::-1], text[::-1], strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    assert length in [equal(place) for place in places]
+    assert length >= 2
+    assert len(shares) >= len(paths[0])
+    assert 0 < shares[0] <= 1
+
+
+def test_a_match_of_suffix_is_the_longest_and_its_shares_are_those_of_the_counts() -> None:
+    draft = Suffix(_ENV)
+    draft.admit(0, Request(0, (1,)), (7, 1, 2, 3, 9, 7, 1, 2, 4, 9, 7, 1, 2, 3, 8))
+    text = np.array([7, 1, 2, 3, 9, 7, 1, 2, 4, 9, 7, 1, 2, 3, 8, 7, 1, 2])
+    [path] = draft.continuations(0, text, 3)
+    length, shares = draft.match(0, text)
+    assert (path[0], length) == (3, 3)
+    assert shares[0] == pytest.approx(2 / 3)
+    assert len(shares) == len(path)
+
+
+class AtAnyPrice(Fixed):
+    """Asks for as many as it may, at prices drawn by chance."""
+
+    def __init__(self, env: Any, k: int = 4) -> None:
+        super().__init__(env, k)
+        self._dice = random.Random(3)
+
+    def next_k(self, stats: Stats) -> int:
+        self.price = np.array([[self._dice.choice([0.0, 0.3, 0.7, 2.0]) for _ in range(self.max_k)]] * stats.batch)
+        return self.max_k
+
+
+@pytest.mark.parametrize("draft", ["suffix", "ngram(n_min=1)", "hybrid"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_price_changes_an_output(draft: str, temperature: float, assemble: Make) -> None:
+    build = assemble(max_rows=3)
+    named = registry(("controller", "at_any_price", AtAnyPrice))
+    priced = Assembly(named, build.target, build.tokenizer, max_rows=3, max_length=build.max_length)
+    texts = [(5, 6, 7, 5, 6, 7, 5, 6), (1, 2, 3, 4, 1, 2, 3, 4, 1, 2), (9, 8), (3, 3, 3, 3, 3)]
+    asked = [
+        Request(n, text, SamplingParams(max_new_tokens=24, temperature=temperature)) for n, text in enumerate(texts)
+    ]
+    engine = priced.engine(draft, controller="at_any_price", k=4)
+    outputs = [done.tokens for done in engine.run(asked)]
+    assert outputs == [done.tokens for done in build.engine(None).run(asked)]
+    free = build.engine(draft, k=4)
+    free.run(asked)
+    proposed = [one.stats.counts["num_draft_tokens"] for one in (engine, free)]
+    assert 0 < proposed[0] < proposed[1], "some were left out, and some not"
+
+
+class _Drawing(Draft):
+    """Heeds prices and proposes what it drew."""
+
+    heeds_price = True
+
+    def __init__(self, env: Env) -> None:
+        self._vocabulary = env.target.vocabulary
+
+    def propose(self, context: Context) -> Window:
+        tokens = context.pending[:, None]
+        return Window.chain(
+            context.pending, tokens, context.max_proposals.clamp(max=1), torch.ones(len(tokens), 1, self._vocabulary)
+        )
+
+
+def test_a_draft_that_heeds_a_price_with_what_it_drew_is_refused(assemble: Make) -> None:
+    build = assemble()
+    named = registry(("controller", "at_any_price", AtAnyPrice), ("draft", "drawing", _Drawing))
+    engine = Assembly(named, build.target, build.tokenizer, max_rows=1, max_length=64).engine(
+        "drawing", "rejection", "at_any_price", 4
+    )
+    with pytest.raises(SpecdecError, match="_Drawing.*heeds prices and drew its proposals.*propose with certainty"):
+        engine.run([Request(0, (5, 6, 7), SamplingParams(max_new_tokens=8, temperature=1.0))])
+
+
+@pytest.mark.parametrize(
+    ("draft", "heeds"),
+    [
+        *(("suffix", True), ("ngram", True), ("hybrid", True), ("garbage", False), ("suffix(branches=2)", False)),
+        *(("hybrid(extend=True)", False), ("hybrid(merge=True)", False), (None, False)),
+    ],
+)
+def test_drafts_that_know_their_chances_say_so(draft: str | None, heeds: bool, assemble: Make) -> None:
+    policy = "match"
+    assert assemble().engine(draft, policy).stats.heeds_price is heeds
+
+
+def _priced(stats: Stats, slots: Callable[[float, int], float], rows: int, free: bool = True) -> Budget:
+    costs = KnownCosts(lambda width, rows, length: slots(width, rows))
+    stats.batch, stats.lengths = rows, (20,) * rows
+    stats.rows = tuple(RowStats(row, length=20, room=9) for row in range(rows))
+    return Budget(sized_env(costs, max_rows=4, max_length=200, skips_padding=free), maximum=4)
+
+
+def test_budget_asks_for_all_and_says_what_a_slot_costs() -> None:
+    """By hand: a forward takes a second and each slot behind the first of a row 0.1, so that of two rows one that is
+    kept for certain is worth 0.1 of the 0.5 seconds in which a token is made."""
+    stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
+    controller = _priced(stats, lambda width, rows: 1 + 0.1 * rows * (width - 1), 2)
+    assert controller.next_k(stats) == 4
+    price = controller.price
+    assert price is not None
+    assert price == pytest.approx(np.full((2, 4), 0.2))
+    now = 0.0
+    for _ in range(9):
+        each = [RowStep(4, 4, 4, 5), RowStep(4, 4, 4, 5)]
+        now = book_step(stats, now, (0.0, 0.0, 0.0, 0.0, 1.8, 0.0, 0.0, 0.0, 0.0, 0.0), each, 5)
+    controller.next_k(stats)
+    assert controller.price == pytest.approx(np.full((2, 4), 0.1 / 0.18)), "a token takes 0.18 seconds now"
+    stats.closed = True
+    stats.rows = (RowStats(0, length=20, room=2), RowStats(7, length=20, room=90))
+    controller.next_k(stats)
+    found: npt.NDArray[np.float64] | None = controller.price
+    assert found is not None
+    assert found[0, 0] > 5 * found[1, 0], "the row that ends first saves nothing but its own slots"
+
+
+def test_budget_gives_no_price_where_a_wide_row_costs_in_every_row_or_nobody_heeds_it() -> None:
+    stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
+    controller = _priced(stats, lambda width, rows: float(width), 2, free=False)
+    now = 0.0
+    for rows in (2, 1, 2, 2, 1, 1):
+        stats.batch, stats.lengths = rows, (20,) * rows
+        stats.rows = tuple(RowStats(row, length=20, room=9) for row in range(rows))
+        asked: Any = controller.next_k(stats)
+        assert (controller.price is None) is (rows > 1)
+        ks = [asked] * rows if isinstance(asked, int) else list(asked)
+        each = [RowStep(k, k, 0, 1) for k in ks]
+        now = book_step(stats, now, (0.0, 0.0, 0.0, 0.01, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0), each, 1 + max(ks))
+        assert rows == 1 or max(ks) < 4, "it asks as if there were no price"
+    stats.heeds_price = False
+    controller.next_k(stats)
+    assert controller.price is None

@@ -1,0 +1,113 @@
+"""Prices of slots: the tokens that a proposal must bring, for drafts that know how likely each of theirs is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import exp
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec.stats import Stats, Step
+from specdec_plugins.forecast import KEEP, Forwards, Times
+
+LATELY = 0.95
+"""Factor by which a new step reduces the weight of the older ones in the usual speed."""
+
+
+class Prices:
+    """What a further proposal of each row adds to the next step, over what a token is worth in that row.
+
+    Where requests may come, a token is worth the time in which the batch emits one, of late. Of a batch to which none
+    comes it is worth what it saves until the last row ends (``seconds_of_tokens``). ``verify`` knows the seconds of
+    forwards, of widths up to ``most`` + 1, and ``rest`` those of the rest of a step, without proposals and with some.
+    ``surcharge``: what a proposal costs beside its time, in forwards of one slot.
+
+    Source: the price of a unit of a shared resource at which all who pay it together use it best, Everett, Operations
+    Research 11 (1963).
+    """
+
+    def __init__(self, verify: Forwards, rest: Times, most: int, surcharge: float) -> None:
+        self._verify, self._rest, self._most, self._surcharge = verify, rest, most, surcharge
+        self._slots, self._emitted, self._took = 1.0, 0.0, 0.0  # of late, a row
+        self._rates: dict[int, tuple[float, float]] = {}  # by request, tokens and proposals a step
+
+    def seen(self, stats: Stats, step: Step, slots: float) -> None:
+        """Add a step, whose rows had to compute so many slots each."""
+        times = stats.times(step)
+        self._verify.seen(slots, step.rows, times.target)
+        self._rest.seen(min(step.proposed, 1), times.rest / self._verify.pace)
+        self._slots = KEEP * self._slots + (1 - KEEP) * slots
+        self._emitted = LATELY * self._emitted + step.emitted / step.rows
+        self._took = LATELY * self._took + (times.booked + times.host) / self._verify.pace
+
+    def of(self, stats: Stats, closed: bool) -> npt.NDArray[np.float64]:
+        """The price of each row's first, second … proposal: [B, K]. ``closed``: no request comes."""
+        rows = stats.batch
+        each = [self._verify.at(width, rows) for width in range(1, self._most + 2)]
+        plain = each[0]
+        slots = slot_seconds(each, self._slots if rows > 1 else 1.0, rows)
+        slots[0] += max(0.0, self._rest.at(1) - self._rest.at(0)) / rows
+        slots = [seconds + self._surcharge * plain for seconds in slots]
+        if closed:
+            worth = self._saved(stats, plain, sum(slots) / len(slots))
+        else:
+            worth = [(self._took / self._emitted if self._emitted else plain) / rows] * rows
+        prices: npt.NDArray[np.float64] = np.array(slots) / np.array(worth)[:, None]
+        return prices
+
+    def _saved(self, stats: Stats, plain: float, slot: float) -> list[float]:
+        """Seconds that a token of each row saves. ``plain`` and ``slot``: those of one slot a row, and of one more."""
+        for row in stats.rows:
+            if row.last is not None:
+                tokens, proposed = self._rates.get(row.request, (1.0, 0.0))
+                tokens, proposed = tokens * KEEP, proposed * KEEP
+                self._rates[row.request] = (
+                    tokens + (1 - KEEP) * row.last.emitted,
+                    proposed + (1 - KEEP) * row.last.proposed,
+                )
+        of_late = [self._rates.get(row.request, (1.0, 0.0)) for row in stats.rows]
+        more = max(0.0, plain - self._verify.at(1, 1)) / (stats.batch - 1)
+        return seconds_of_tokens(
+            [row.room + 1 for row in stats.rows],
+            [tokens for tokens, _ in of_late],
+            [more + proposed * slot for _, proposed in of_late],
+            plain - stats.batch * more,
+        )
+
+
+def slot_seconds(each: Sequence[float], others: float, rows: int) -> list[float]:
+    """Return the seconds that a row's first, second … proposal adds to a forward, where padding costs nothing.
+
+    ``each``: seconds of a forward by width, from 1 on, if all ``rows`` have it; one more width is one more proposal.
+    ``others``: the slots that a row has on average without these.
+
+    Example: ``slot_seconds([1.0, 1.0, 1.5], 1.0, rows=1)`` is ``[0.0, 0.5]``.
+    """
+
+    def seconds(width: float) -> float:
+        low = min(int(width), len(each) - 1) - 1
+        return each[low] + (width - 1 - low) * (each[low + 1] - each[low])
+
+    line = [seconds(others + proposals / rows) for proposals in range(len(each))]
+    return [max(0.0, wide - narrow) for narrow, wide in pairwise(line)]
+
+
+UNSURE = 0.2
+"""How far apart the ends of two rows must be, as a share of the last one's, for it to be e times as likely the last."""
+
+
+def seconds_of_tokens(left: Sequence[int], rates: Sequence[float], added: Sequence[float], fixed: float) -> list[float]:
+    """Return the seconds that a token of each row saves of a batch that no request waits for.
+
+    ``left``: the tokens that each row may still emit; ``rates``: those of a step; ``added``: the seconds that a row
+    adds to a step with its proposals; ``fixed``: those of a step besides. A row that ends a step sooner saves what it
+    adds, and the last one the whole step; the further their ends are apart, the surer it is which one that is.
+
+    Example: ``seconds_of_tokens([8, 8], [1.0, 2.0], [0.2, 0.2], 0.8)`` is about ``[0.87, 0.16]``.
+    """
+    ends = [tokens / rate for tokens, rate in zip(left, rates, strict=True)]
+    last = [exp((end / max(ends) - 1) / UNSURE) for end in ends]
+    whole = sum(last)
+    return [(more + fixed * one / whole) / rate for more, one, rate in zip(added, last, rates, strict=True)]
