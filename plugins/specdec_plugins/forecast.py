@@ -42,12 +42,12 @@ steps in text that is copied, and a queue of 16 requests lost up to 7.6 % to the
 class Chances:
     """For each depth, the chance of reaching it from the depth before: a running share with a prior of ``TRUST``.
 
-    ``hope`` is the prior at depth 1; the prior of a deeper depth is the chance at the depth before, raised because that
-    depth was reached (``ALIKE``).
+    ``hope`` is the prior at depth 1, and ``keep`` what a new observation leaves of the older ones' weight. The prior of
+    a deeper depth is the chance at the depth before, raised because that depth was reached (``ALIKE``).
     """
 
-    def __init__(self, hope: float = HOPE) -> None:
-        self._hope, self._weight = hope, TRUST
+    def __init__(self, hope: float = HOPE, keep: float = KEEP) -> None:
+        self._hope, self._weight, self._keep = hope, TRUST, keep
         self._hits: list[float] = []
         self._tries: list[float] = []
 
@@ -56,8 +56,8 @@ class Chances:
         while len(self._hits) < depth:
             self._hits.append(0.0)
             self._tries.append(0.0)
-        self._hits[depth - 1] = KEEP * self._hits[depth - 1] + hits
-        self._tries[depth - 1] = KEEP * self._tries[depth - 1] + tries
+        self._hits[depth - 1] = self._keep * self._hits[depth - 1] + hits
+        self._tries[depth - 1] = self._keep * self._tries[depth - 1] + tries
         if depth == 1:
             self._weight *= KEEP_HOPE
 
@@ -66,11 +66,11 @@ class Chances:
         self._hits = [hits * share for hits in self._hits]
         self._tries = [tries * share for tries in self._tries]
 
-    def reached(self, most: int, own: Chances | None = None) -> list[float]:
+    def reached(self, most: int, own: Chances | None = None, usual: float = TRUST) -> list[float]:
         """The chances of reaching depths 1 … ``most``.
 
         ``own``: the observations of one row, each a whole one, which are among these. Its share at a depth then counts
-        in place of everyone's, beside ``TRUST`` observations with everyone's share: the chances of a row that is like
+        in place of everyone's, beside ``usual`` observations with everyone's share: the chances of a row that is like
         all others are those of all.
         """
         chance, weight, here, out = self._hope, self._weight, 1.0, []
@@ -78,17 +78,17 @@ class Chances:
             if depth < len(self._hits):
                 hits, tries = self._hits[depth], self._tries[depth]
                 if own is not None and tries > 0:
-                    hits = tries * own.share(depth, hits / tries)
+                    hits = tries * own.share(depth, hits / tries, usual)
                 chance = (hits + weight * chance) / (tries + weight)
             here *= chance
             out.append(here)
             chance, weight = (chance * (ALIKE + depth) + 1) / (ALIKE + depth + 1), TRUST
         return out
 
-    def share(self, depth: int, usual: float) -> float:
-        """The share of tries that hit at a depth, from 0, beside ``TRUST`` tries with the ``usual`` share."""
+    def share(self, depth: int, everyones: float, weight: float) -> float:
+        """The share of tries that hit at a depth, from 0, beside ``weight`` tries with everyone's share."""
         hits, tries = (kept[depth] if depth < len(kept) else 0.0 for kept in (self._hits, self._tries))
-        return (hits + TRUST * usual) / (tries + TRUST)
+        return (hits + weight * everyones) / (tries + weight)
 
 
 class ComeTrue:

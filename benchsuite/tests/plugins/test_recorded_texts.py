@@ -26,6 +26,16 @@ from specdec_plugins.controllers.goodput import Goodput
 TEXTS = recorded_positions()
 
 
+def forward_of(each: Sequence[RowStep], free: bool) -> float:
+    """Seconds of a forward of rows that proposed so much: as wide as the widest, or ``free`` of padding their mean."""
+    if not free:
+        return forward(1 + max(row.proposed for row in each), len(each))
+    wide = 1 + sum(row.proposed for row in each) / len(each)
+    low = int(wide)
+    narrow = forward(low, len(each))
+    return narrow + (wide - low) * (forward(low + 1, len(each)) - narrow)
+
+
 def seconds_per_token(draft: str, prompts: Sequence[Positions], tokens: int, next_k: Callable[[Stats], Any]) -> float:
     """Decode the prompts together, ``tokens`` each, the first from the prefill."""
     stats, now = Stats(Stopwatch(torch.device("cpu"))), 0.0
@@ -44,12 +54,12 @@ def seconds_per_token(draft: str, prompts: Sequence[Positions], tokens: int, nex
     return now / (sum(ends) - len(ends))
 
 
-def new_goodput(rows: int, kind: type[Goodput] = Goodput) -> Callable[[Stats], Any]:
+def new_goodput(rows: int, kind: type[Goodput] = Goodput, free: bool = False) -> Callable[[Stats], Any]:
     """A controller that finds these costs when it is built."""
     calibration = SimpleNamespace(
         measure=lambda rows, lengths, widths: None, forward=lambda width, rows, length: forward(width, rows)
     )
-    target = SimpleNamespace(skips_padding=False)
+    target = SimpleNamespace(skips_padding=free)
     env: Any = SimpleNamespace(max_length=100, max_rows=rows, calibration=calibration, target=target)
     return kind(env, maximum=K).next_k
 
@@ -83,10 +93,15 @@ QUEUED = 32
 
 
 def busy_speed_of(
-    draft: str, prompts: Sequence[Positions], rows: int, next_k: Callable[[Stats], Any], closed: bool = False
+    draft: str,
+    prompts: Sequence[Positions],
+    rows: int,
+    next_k: Callable[[Stats], Any],
+    closed: bool = False,
+    free: bool = False,
 ) -> float:
     """Tokens per second of a queue through so many rows, until one of them stays empty; ``closed``: of prompts to which
-    no others come, to the end of all."""
+    no others come, to the end of all. ``free``: padding costs nothing."""
     stats, now, emitted = Stats(Stopwatch(torch.device("cpu")), closed=closed), 0.0, 0
     waiting = deque(enumerate(prompts))
     at, live = dict[int, int](), list[tuple[RowStats, Positions]]()
@@ -107,7 +122,7 @@ def busy_speed_of(
             emitted += each[-1].emitted
         width = 1 + max(one.proposed for one in each)
         drafted = draft_seconds(draft, max(ks), width - 1, len(live))
-        parts = (0, 0, 0, drafted, forward(width, len(live)), REST, 0, 0, 0, 0)
+        parts = (0, 0, 0, drafted, forward_of(each, free), REST, 0, 0, 0, 0)
         now = book_step(stats, now, parts, each, width)
         live = [(row, positions) for row, positions in live if at[row.request] < min(QUEUED, len(positions))]
     return emitted / now
@@ -116,37 +131,46 @@ def busy_speed_of(
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", slow_after(1, [8, 4]))
 @pytest.mark.parametrize("draft", slow_after(1, ["suffix", "ngram", "hybrid", "eagle", "hybrid+eagle"]))
-def test_budget_over_a_queue_is_never_far_behind_plain_or_the_best_fixed_k(draft: str, rows: int) -> None:
+@pytest.mark.parametrize("free", [False, True], ids=["padded", "free"])
+def test_budget_over_a_queue_is_never_far_behind_plain_or_the_best_fixed_k(draft: str, rows: int, free: bool) -> None:
     """Three or four times as many requests as rows, one controller for all of them: as a server's it learns once.
 
     Of each text it is at least 0.98 of plain; of all texts mixed it is at most 1 % behind the best fixed K and
-    ``goodput``, or ahead.
+    ``goodput``, or ahead (2 % where padding costs nothing).
     """
-    missed = []
+    missed, slack = [], 0.02 if free else 0.01
     mixed = [prompts[draft][number] for number in range(8) for prompts in TEXTS.values()]
+
+    def busy(queue: Sequence[Positions], next_k: Callable[[Stats], Any]) -> float:
+        return busy_speed_of(draft, queue, rows, next_k, free=free)
+
     for queue in (*((1 + rows // 4) * TEXTS[text][draft] for text in TEXTS), mixed):
-        fixed = [busy_speed_of(draft, queue, rows, lambda stats, k=k: k) for k in range(K + 1)]  # type: ignore[misc]
-        ours = busy_speed_of(draft, queue, rows, new_goodput(rows, Budget))
+        fixed = [busy(queue, lambda stats, k=k: k) for k in range(K + 1)]  # type: ignore[misc]
+        ours = busy(queue, new_goodput(rows, Budget, free))
         assert ours >= 0.98 * fixed[0]
         missed.append(1 - ours / max(fixed))
     assert median(missed) <= 0.03, missed
     assert max(missed) <= 0.05, missed
-    assert missed[-1] <= 0.01, missed
-    assert ours >= 0.99 * busy_speed_of(draft, mixed, rows, new_goodput(rows)), missed
+    assert missed[-1] <= slack, missed
+    assert ours >= (1 - slack) * busy(mixed, new_goodput(rows, free=free)), missed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", slow_after(1, [8, 4]))
-def test_budget_over_closed_batches_is_never_far_behind_plain(rows: int) -> None:
-    """Of all drafts and texts, each batch with a controller that begins anew; half of the texts chose its constants."""
-    for draft in next(iter(TEXTS.values())):
+@pytest.mark.parametrize("free", [False, True], ids=["padded", "free"])
+def test_budget_over_closed_batches_is_never_far_behind_plain(rows: int, free: bool) -> None:
+    """Of all drafts and texts, each batch with a controller that begins anew; half of the texts chose its constants.
+
+    Where padding costs nothing lookups are told a price (``test_prices.py``), and chances are those of heads.
+    """
+    for draft in ("eagle", "hybrid+eagle") if free else next(iter(TEXTS.values())):
         for text in TEXTS:
             prompts = TEXTS[text][draft]
             batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
             logs = [
-                log(busy_speed_of(draft, batch, rows, next_k, closed=True))
+                log(busy_speed_of(draft, batch, rows, next_k, closed=True, free=free))
                 for batch in batches
-                for next_k in (new_goodput(rows, Budget), lambda stats: 0)
+                for next_k in (new_goodput(rows, Budget, free), lambda stats: 0)
             ]
             assert fmean(logs[::2]) - fmean(logs[1::2]) >= log(0.979), (draft, text)
 
@@ -170,11 +194,16 @@ ATTACKS: dict[str, tuple[str, list[Positions], float]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_queues_that_were_made_to_mislead_budget_cost_little(name: str) -> None:
+@pytest.mark.parametrize("free", [False, True], ids=["padded", "free"])
+def test_queues_that_were_made_to_mislead_budget_cost_little(name: str, free: bool) -> None:
     """Beside plain, the best fixed K, of which it is at most 6 % behind, and ``goodput``, of which 4 %."""
     draft, queue, least = ATTACKS[name]
-    fixed = [busy_speed_of(draft, queue, ROWS, lambda stats, k=k: k) for k in range(K + 1)]  # type: ignore[misc]
-    ours, other = (busy_speed_of(draft, queue, ROWS, new_goodput(ROWS, kind)) for kind in (Budget, Goodput))
+
+    def busy(next_k: Callable[[Stats], Any]) -> float:
+        return busy_speed_of(draft, queue, ROWS, next_k, free=free)
+
+    fixed = [busy(lambda stats, k=k: k) for k in range(K + 1)]  # type: ignore[misc]
+    ours, other = (busy(new_goodput(ROWS, kind, free)) for kind in (Budget, Goodput))
     assert ours >= least * fixed[0]
     assert ours >= 0.94 * max(fixed)
     assert ours >= 0.96 * other
