@@ -67,6 +67,11 @@ class Step:
         proposed, _, accepted, emitted = (sum(counts) for counts in zip(*each, strict=True))
         return Step(width - 1, width, len(each), proposed, accepted, emitted, marks, each)
 
+    def slots(self, skips_padding: bool) -> float:
+        """What a row of the step had to compute, in slots: W or, where padding costs nothing
+        (``ArenaModel.skips_padding``), the mean over the rows."""
+        return 1 + self.proposed / self.rows if skips_padding else self.width
+
 
 @dataclass(frozen=True)
 class Call:

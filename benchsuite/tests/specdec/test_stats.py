@@ -42,6 +42,11 @@ def test_a_step_of_rows_adds_what_each_did() -> None:
     )
 
 
+def test_a_row_has_the_slots_of_the_window_to_compute_or_where_padding_costs_nothing_its_own() -> None:
+    step = Step.of((RowStep(3, 2, 1, 2), RowStep(0, 0, 0, 1)), 6, MARKS)
+    assert (step.slots(skips_padding=False), step.slots(skips_padding=True)) == (6, 2.5)
+
+
 def test_proposals_and_acceptances_are_counted_by_their_depth() -> None:
     stats = Stats(WATCH)
     for count, deepest, accepted in ((3, 3, 1), (4, 2, 2), (0, 0, 0), (1, 1, 0)):

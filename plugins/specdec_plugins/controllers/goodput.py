@@ -184,7 +184,7 @@ class Goodput(Controller):
 
     def _slots(self, step: Step) -> float:
         """What a row of the step had to compute, in slots."""
-        return 1 + step.proposed / step.rows if self._padding_is_free else step.width
+        return step.slots(self._padding_is_free)
 
     def _learn(self, stats: Stats, step: Step) -> None:
         times = stats.times(step)
