@@ -90,8 +90,9 @@ class Calibration:
         return forward_seconds(self.seconds, width, rows, length)
 
 
-def forward_seconds(seconds: Mapping[Point, float], width: int, rows: int, length: int) -> float:
-    """Return the seconds of a forward from those of measured points; see ``Calibration.forward``."""
+def forward_seconds(seconds: Mapping[Point, float], width: float, rows: int, length: int) -> float:
+    """Return the seconds of a forward from those of measured points; see ``Calibration.forward``. ``width`` is that of
+    all rows or, where padding costs nothing (``ArenaModel.skips_padding``), their mean."""
     if not seconds:
         raise ValueError("no forward has been measured; call Calibration.measure first")
     by_rows: dict[int, dict[int, dict[int, float]]] = {}
@@ -118,11 +119,11 @@ class Polyline:
     def __init__(self, known: Mapping[int, float]) -> None:
         self._known, self._keys = known, sorted(known)
 
-    def at(self, key: int) -> float:
+    def at(self, key: float) -> float:
         """The value at ``key``."""
         known, keys = self._known, self._keys
         if key in known:
-            return known[key]
+            return known[int(key)]
         place = bisect_left(keys, key)
         if place == 0:
             return known[keys[0]]
@@ -136,6 +137,6 @@ class Polyline:
         return known[low] + max(0.0, (known[low] - known[first]) / (low - first)) * (key - low)
 
 
-def interpolated(known: Mapping[int, float], key: int) -> float:
+def interpolated(known: Mapping[int, float], key: float) -> float:
     """Return the value of one key: see ``Polyline``, which answers for several of them sooner."""
     return Polyline(known).at(key)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -73,10 +74,11 @@ class Costs:
     step of plain decoding, by ``Point`` of one slot, from runs without a draft: a forward of one token after a draft
     has worked is slower, and would make every speedup look larger. ``strategies``: by their names. ``noise``: the share
     by which the same work takes longer or shorter from one time to the next (the standard deviation of its logarithm).
-    ``made``: seconds since 1970.
+    ``made``: seconds since 1970. ``skips_padding``: whether padding costs nothing (``ArenaModel.skips_padding``): a
+    forward then costs what its rows' slots do on average. A file that does not say so is of padded windows.
     A strategy's name is ``strategy_of`` an arm: what its draft costs depends on the proposals made, not on its K.
 
-    Example: ``Costs.load(path, identity).step("ngram/match/fixed", rows=1, length=200, asked=4, proposed=3)``
+    Example: ``Costs.load(path, identity).step("ngram/match/fixed", rows=1, length=200, asked=4, proposed=3, slots=4)``
     """
 
     identity: Mapping[str, str]
@@ -86,21 +88,31 @@ class Costs:
     strategies: Mapping[str, DraftCosts]
     noise: float
     made: float = field(default_factory=time.time)
+    skips_padding: bool = False
 
-    def verify(self, width: int, rows: int, length: float, strategy: str | None = None) -> float:
-        """Seconds of a forward of the target over chains, or over what a strategy proposes."""
+    def verify(self, width: float, rows: int, length: float, strategy: str | None = None) -> float:
+        """Seconds of a forward of the target over chains, or over what a strategy proposes; between whole widths on a
+        straight line."""
         own = self.strategies[strategy].forward if strategy else {}
+        if own and 1 < width < 2:  # from one slot, which is no tree, to the narrowest tree
+            one, two = (self.verify(whole, rows, length, strategy) for whole in (1, 2))
+            return one + (width - 1) * (two - one)
         return forward_seconds(own if own and width > 1 else self.forward, width, rows, round(length))
 
     def plain_step(self, rows: int, length: float) -> float:
         """Seconds of a step of plain decoding."""
         return forward_seconds(self.plain, 1, rows, round(length))
 
-    def step(self, strategy: str, rows: int, length: float, asked: int, proposed: int) -> float:
-        """Seconds of a step that asked for ``asked`` proposals a row and got at most ``proposed`` of one row."""
+    def slots(self, proposed: Sequence[int]) -> float:
+        """What a row of a step with so many proposals of each row has to compute, in slots; see ``Step.slots``."""
+        return 1 + (fmean(proposed) if self.skips_padding else max(proposed))
+
+    def step(self, strategy: str, rows: int, length: float, asked: int, proposed: int, slots: float) -> float:
+        """Seconds of a step that asked for ``asked`` proposals a row, got at most ``proposed`` of one row, and had
+        ``slots`` of each row to compute (``slots``)."""
         known = self.strategies[strategy]
         drafting = known.draft(rows, length, proposed if asked else -1)
-        return self.verify(proposed + 1, rows, length, strategy) + drafting + known.other(rows, asked > 0)
+        return self.verify(slots, rows, length, strategy) + drafting + known.other(rows, asked > 0)
 
     def begun(self, strategy: str | None, length: float) -> float:
         """Seconds of a prompt's prefill, with what the draft does then and when the request ends."""
@@ -198,6 +210,7 @@ def _written_costs(costs: Costs) -> dict[str, Any]:
         "made": costs.made,
         "identity": dict(costs.identity),
         "noise": costs.noise,
+        "skips_padding": costs.skips_padding,
         "forward_s": [[*point, seconds] for point, seconds in sorted(costs.forward.items())],
         "prefill_s": [[length, seconds] for length, seconds in sorted(costs.prefill.items())],
         "plain_s": [[*point, seconds] for point, seconds in sorted(costs.plain.items())],
@@ -239,6 +252,7 @@ def _read_costs(found: Mapping[str, Any]) -> Costs:
         strategies,
         found["noise"],
         found["made"],
+        found.get("skips_padding", False),
     )
 
 

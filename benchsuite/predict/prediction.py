@@ -85,7 +85,9 @@ class Replay:
 
     def __init__(self, costs: Costs, strategy: str) -> None:
         self.costs, self.strategy = costs, strategy
-        self._step = cache(lambda rows, place, asked, made: costs.step(strategy, rows, place * STRIDE, asked, made))
+        self._step = cache(
+            lambda rows, place, asked, made, slots: costs.step(strategy, rows, place * STRIDE, asked, made, slots)
+        )
         self._plain = cache(lambda rows, place: costs.plain_step(rows, place * STRIDE))
 
     def decoding(self, traces: Sequence[StepTrace], prompts: PromptSizes) -> float:
@@ -95,8 +97,9 @@ class Replay:
         while live:
             now = [trace.steps[at % len(trace.steps)] for trace, _, at, _ in live]
             longest = max(length + emitted for _, length, _, emitted in live)
-            asked = max(step.asked for step in now)
-            seconds += self._step(len(live), longest // STRIDE, asked, max(step.proposed for step in now))
+            asked, proposed = max(step.asked for step in now), [step.proposed for step in now]
+            slots = self.costs.slots(proposed)
+            seconds += self._step(len(live), longest // STRIDE, asked, max(proposed), slots)
             after = [
                 (trace, length, at + 1, emitted + step.accepted + 1)
                 for (trace, length, at, emitted), step in zip(live, now, strict=True)

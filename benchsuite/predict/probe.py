@@ -16,7 +16,7 @@ from benchsuite.predict.interleave import SteppedRun, step_in_turn
 from benchsuite.predict.ks import KS
 from benchsuite.predict.prediction import pooled_variance
 from specdec.assembly import Assembly
-from specdec.calibration import Point
+from specdec.calibration import Point, forward_seconds
 from specdec.engine import Engine
 from specdec.interfaces import Controller
 from specdec.lengths import each_k
@@ -62,9 +62,10 @@ class Cycling(Controller):
 
 
 class Probed:
-    """Seconds of the parts of steps, as runs bring them."""
+    """Seconds of the parts of steps, as runs bring them. ``alone``: of the target's forwards, as measured before."""
 
-    def __init__(self) -> None:
+    def __init__(self, alone: Mapping[Point, float] | None = None) -> None:
+        self._alone = dict(alone or {})
         self.forward: dict[Point, list[float]] = defaultdict(list)
         self.trees: dict[str, dict[Point, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.prefill: dict[int, list[float]] = defaultdict(list)
@@ -77,7 +78,8 @@ class Probed:
 
     def book(self, name: str, engine: Engine, rows: int, length: int) -> None:
         """Take the last run of an engine; ``name`` is empty for plain decoding. Steps in which some rows have ended
-        are left out."""
+        are left out. A forward whose rows have no whole number of slots on average (``Step.slots``) is booked at the
+        nearest one, as long as it would have taken by the forwards alone."""
         stats = engine.stats
         chosen = stats.chosen or [0] * len(stats.steps)
         for ks, step in zip(chosen, stats.steps, strict=True):
@@ -88,14 +90,22 @@ class Probed:
             if not name:
                 self.plain[Point(rows, length, 1)].append(times.target + times.rest)
                 continue
-            branched = engine.draft is not None and engine.draft.branches and step.width > 1
+            slots = step.slots(engine.target.skips_padding)
+            branched = engine.draft is not None and engine.draft.branches and slots > 1
             forward = self.trees[name] if branched else self.forward
-            forward[Point(rows, length, step.width)].append(times.target)
+            width = max(round(slots), 1 + branched)
+            forward[Point(rows, length, width)].append(times.target * self._share(rows, length, width, slots))
             self.steps[name, rows, length, step.k if asked else -1].append(times.draft)
             self.rest[name, rows, int(asked)].append(times.rest)
         if name:
             self.admit[name, length].append(stats.called("admit", "prefilled") / rows)
             self.release[name].append(stats.called("release", "move") / rows)
+
+    def _share(self, rows: int, length: int, width: int, slots: float) -> float:
+        """A forward of ``width`` slots a row over one of ``slots``."""
+        if slots == width:
+            return 1.0
+        return forward_seconds(self._alone, width, rows, length) / forward_seconds(self._alone, slots, rows, length)
 
     def strategy(self, name: str) -> DraftCosts:
         """The costs of one strategy: medians."""
@@ -146,7 +156,7 @@ def measure_costs(
         assembly.calibration.measure([some], lengths, widths)
         alone = assembly.calibration.seconds.items()
         forward = {point: seconds for point, seconds in alone if point.length in lengths} | forward
-    found = _runs(assemblies, missing, texts, lengths, params)
+    found = _runs(assemblies, missing, texts, lengths, params, forward)
     forward |= {point: median(values) for point, values in found.forward.items() if len(values) >= FEWEST_STEPS}
     costs = Costs(
         identity,
@@ -156,6 +166,7 @@ def measure_costs(
         known.strategies if known else {},
         found.noise,
         known.made if known else time.time(),
+        any(assembly.target.skips_padding for assembly in assemblies.values()),
     )
     names = {name for of_rows in missing.values() for name in of_rows}
     return costs.with_strategies({name: found.strategy(name) for name in names})
@@ -167,8 +178,9 @@ def _runs(
     texts: Sequence[Sequence[int]],
     lengths: Sequence[int],
     params: SamplingParams,
+    alone: Mapping[Point, float],
 ) -> Probed:
-    found, dice = Probed(), random.Random(0)
+    found, dice = Probed(alone), random.Random(0)
     of_rows = {
         rows: {"": assembly.engine(None, k=0, max_rows=rows), **engines[rows]} for rows, assembly in assemblies.items()
     }

@@ -52,8 +52,9 @@ class RefinedCosts:
                     late[PLAIN_STEP].append(log((times.target + times.rest) / expected))
                     continue
                 if not self.probed.strategies[strategy].forward:
-                    expected = self.probed.verify(step.width, self.rows, outcome.mean_length)
-                    late[step.width].append(log(times.target / expected))
+                    slots = step.slots(self.probed.skips_padding)
+                    expected = self.probed.verify(slots, self.rows, outcome.mean_length)
+                    late[round(slots)].append(log(times.target / expected))
                 if step.k:
                     took += times.draft
                     said += self.probed.strategies[strategy].draft(self.rows, outcome.mean_length, step.k)

@@ -374,16 +374,16 @@ def test_a_draft_costs_what_lies_between_what_was_measured() -> None:
 def test_a_step_costs_its_window_its_draft_and_the_rest() -> None:
     known = linear_costs()
     known = known.with_strategies({NAME: replace(known.strategies[NAME], rest={1: {0: 0.01, 1: 0.05}})})
-    assert known.step(NAME, 1, LENGTH, 4, 3) == pytest.approx(1.3 + 0.06 + 0.05)
-    assert known.step(NAME, 1, LENGTH, 1, 0) == pytest.approx(1.0 + 0.0 + 0.05)
-    assert known.step(NAME, 1, LENGTH, 0, 0) == pytest.approx(1.0 + 0.01)
+    assert known.step(NAME, 1, LENGTH, 4, 3, 4) == pytest.approx(1.3 + 0.06 + 0.05)
+    assert known.step(NAME, 1, LENGTH, 1, 0, 1) == pytest.approx(1.0 + 0.0 + 0.05)
+    assert known.step(NAME, 1, LENGTH, 0, 0, 1) == pytest.approx(1.0 + 0.01)
     half = known.cheaper(NAME, 0.5)
     assert half.strategies[NAME].draft(1, LENGTH, 16) == pytest.approx(0.16)
     idle = linear_costs().with_strategies(
         {NAME: DraftCosts({1: {LENGTH: {-1: 0.4, 0: 0.2, 1: 0.6}}}, {1: {0: 0.0}}, {})}
     )
-    assert idle.step(NAME, 1, LENGTH, 0, 0) == pytest.approx(1.0 + 0.4)
-    assert idle.step(NAME, 1, LENGTH, 1, 0) == pytest.approx(1.0 + 0.2)
+    assert idle.step(NAME, 1, LENGTH, 0, 0, 1) == pytest.approx(1.0 + 0.4)
+    assert idle.step(NAME, 1, LENGTH, 1, 0, 1) == pytest.approx(1.0 + 0.2)
     kinds = idle.cheaper(NAME, 0.25).strategies[NAME].steps[1][LENGTH]
     assert kinds == pytest.approx({-1: 0.4, 0: 0.2, 1: 0.15})
 
@@ -408,12 +408,15 @@ def test_an_age_is_told_in_the_largest_unit_that_it_fills(seconds: float, said: 
 
 def test_a_file_of_costs_has_every_figure_and_a_place_of_its_own(tmp_path: Path) -> None:
     known = linear_costs(noise=0.03, release=0.7, forward={Point(2, 9, 5): 1.5, Point(1, 8, 2): 2.5})
-    known = replace(known, identity={"b": "2", "a": "1"}, made=77.0)
+    known = replace(known, identity={"b": "2", "a": "1"}, made=77.0, skips_padding=True)
     file = tmp_path / "new" / "deeper" / "costs.json"
     known.save(file)
     assert Costs.load(file, {"a": "1", "b": "2"}) == known
     said = json.loads(file.read_text())
-    assert {"version", "made", "identity", "noise", "forward_s", "prefill_s", "plain_s", "strategies"} == said.keys()
+    seconds = {"forward_s", "prefill_s", "plain_s", "strategies"}
+    assert {"version", "made", "identity", "noise", "skips_padding", *seconds} == said.keys()
+    file.write_text(json.dumps({name: value for name, value in said.items() if name != "skips_padding"}))
+    assert Costs.load(file, known.identity) == replace(known, skips_padding=False), "windows were padded before"
     file.write_text(json.dumps({**said, "version": VERSION_OF_COSTS + 1}))
     with pytest.raises(SpecdecError, match=rf"version {VERSION_OF_COSTS + 1}; measure again: leave the file out"):
         Costs.load(file, {})

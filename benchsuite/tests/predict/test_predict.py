@@ -144,6 +144,51 @@ def test_a_batch_waits_for_its_longest_row_and_its_widest_window() -> None:
     assert replay.plain(prompts) == pytest.approx(6 * 1.01), "a step gives each row a token"
 
 
+made_steps = st.integers(0, 9).flatmap(lambda made: st.builds(Seen, st.just(9), st.just(made), st.integers(0, made)))
+made_traces = st.lists(made_steps, min_size=1, max_size=6).map(lambda found: StepTrace(tuple(found)))
+
+
+def steps_to(trace: StepTrace, tokens: int) -> list[Seen]:
+    """The steps of one row that emit so many tokens."""
+    found, emitted = list[Seen](), 0
+    while emitted < tokens:
+        found.append(trace.steps[len(found) % len(trace.steps)])
+        emitted += found[-1].accepted + 1
+    return found
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(st.lists(made_traces, min_size=1, max_size=4), st.integers(1, 30))
+def test_a_batch_without_padding_costs_the_slots_of_its_rows(traces: list[StepTrace], tokens: int) -> None:
+    """A slot of a row takes 1 s if it is the row's first and 0.05 s behind that, and a step 0.01 s."""
+    costs = replace(costs_by_formula(draft=0.0, row=1.0), skips_padding=True)
+    rows = [steps_to(trace, tokens) for trace in traces]
+    slots = sum(1 + 0.05 * step.proposed for steps in rows for step in steps)
+    found = Replay(costs, NAME).decoding(traces, PromptSizes((100,) * len(rows), tokens))
+    assert found == pytest.approx(slots + 0.01 * max(map(len, rows)))
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(
+    st.lists(made_traces, min_size=1, max_size=4), st.lists(st.floats(0, 2), min_size=10, max_size=10), st.booleans()
+)
+def test_a_batch_without_padding_costs_at_most_the_padded_one_and_the_same_where_its_rows_are_alike(
+    traces: list[StepTrace], more: list[float], trees: bool
+) -> None:
+    known, prompts = costs_by_formula(), PromptSizes((100,) * len(traces), 20)
+    forward = {
+        Point(rows, 100, width): rows * (1 + sum(more[: width - 1])) for rows in (1, 4) for width in range(1, 11)
+    }
+    if trees:
+        own = {point: 1.5 * seconds for point, seconds in forward.items() if point.width > 1}
+        known = known.with_strategies({NAME: replace(known.strategies[NAME], forward=own)})
+    padded, free = (
+        Replay(replace(known, forward=forward, skips_padding=skips), NAME).decoding for skips in (False, True)
+    )
+    assert free(traces, prompts) <= padded(traces, prompts) * (1 + 1e-12)
+    assert free(traces[:1] * len(traces), prompts) == padded(traces[:1] * len(traces), prompts)
+
+
 def test_a_batch_is_read_prompt_by_prompt_and_decoded_at_the_cost_of_its_rows_and_its_longest_text() -> None:
     """By hand: two rows cost half as much again as one, a token of context 0.001 s, the prompts 0.1 and 2.1 s."""
     trace, prompts = StepTrace((Seen(4, 4, 1),)), PromptSizes((16, 336), 4)
@@ -608,7 +653,9 @@ def test_a_tree_costs_what_its_own_windows_cost() -> None:
     assert with_tree.verify(9, 1, 64, "tree") == pytest.approx(3.0)
     assert with_tree.verify(2, 1, 64, "tree") == pytest.approx(1.5)
     assert with_tree.verify(1, 1, 64, "tree") == pytest.approx(1.0), "a single slot is no tree"
-    steps = [with_tree.step(name, 1, 64, 8, 8) for name in (NAME, "tree")]
+    assert with_tree.verify(1.25, 1, 64, "tree") == pytest.approx(1.125)
+    assert with_tree.verify(5.5, 1, 64, "tree") == pytest.approx(2.25)
+    steps = [with_tree.step(name, 1, 64, 8, 8, 9) for name in (NAME, "tree")]
     assert steps[1] - steps[0] == pytest.approx(1.6)
 
 

@@ -72,9 +72,13 @@ def test_a_cycle_asks_for_every_k_as_often_and_lets_the_controller_choose_all_th
 
 
 def run_of(
-    steps: Sequence[tuple[int, int, int, float]], calls: dict[str, float], branches: bool | None, chosen: bool = True
+    steps: Sequence[tuple[int, int, int, float]],
+    calls: dict[str, float],
+    branches: bool | None,
+    chosen: bool = True,
+    skips_padding: bool = False,
 ) -> Any:
-    """An engine after a run: of each step the rows, K, proposals, and seconds of its draft.
+    """An engine after a run: of each step the rows, K, proposals, which are all of one row, and seconds of its draft.
 
     Its target takes ten times that, and everything else a hundred times. ``branches`` is None without a draft.
     """
@@ -92,7 +96,25 @@ def run_of(
     asked: list[Ks] = [k for _, k, _, _ in steps] if chosen else []
     stats = Stats(Stopwatch.recorded(marks), steps=found, calls=every, chosen=asked)
     drafting = None if branches is None else SimpleNamespace(branches=branches)
-    return SimpleNamespace(stats=stats, draft=drafting)
+    return SimpleNamespace(stats=stats, draft=drafting, target=SimpleNamespace(skips_padding=skips_padding))
+
+
+def test_where_padding_costs_nothing_a_forward_is_booked_at_its_slots_of_a_row() -> None:
+    """Two rows of which one proposes: four proposals are three slots a row and five are 3.5, which would have taken 8 s
+    and not 6 s with four. Of one proposal, a tree is booked at two slots and a chain, at 1.5, too."""
+    alone = {Point(2, 64, width): seconds for width, seconds in enumerate((1.0, 2.0, 4.0, 8.0), 1)}
+    steps = [(2, 4, 4, 0.7), (2, 5, 5, 0.6), (2, 1, 1, 0.3), (2, 4, 0, 0.1)]
+    probed = Probed(alone)
+    for name, branches in (("chain", False), ("tree", True)):
+        probed.book(name, run_of(steps, {}, branches=branches, skips_padding=True), 2, 64)
+    seconds = {3: [7.0], 4: [8.0], 2: [4.0], 1: [1.0]}
+    assert probed.forward == {
+        Point(2, 64, width): [pytest.approx(one)] * (1 + (width == 1)) for width, [one] in seconds.items()
+    }
+    assert probed.trees["tree"] == {
+        Point(2, 64, width): [pytest.approx(one)] for width, [one] in seconds.items() if width > 1
+    }
+    assert {*probed.strategy("chain").steps[2][64]} == {0, 1, 4, 5}, "a draft's work is told by its proposals"
 
 
 def test_parts_of_steps_are_booked_by_rows_length_and_proposals_and_told_as_medians() -> None:
@@ -206,6 +228,7 @@ def test_a_probe_without_strategies_measures_plain_decoding_of_at_least_one_toke
     found = measure_costs({1: build}, {1: {}}, TEXTS, [8], params, {})
     assert [len(one[0].prompt) for one in asked_of_engines] == [1, 1]
     assert found.forward.keys() == found.plain.keys() == {Point(1, 8, 1)}
+    assert found.skips_padding is build.target.skips_padding
     assert found.strategies == {}
     other = replace(found, plain={Point(2, 8, 1): 1.0})
     assert measure_costs({1: build}, {1: {}}, TEXTS, [8], params, {}, known=other).plain.keys() == {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +15,7 @@ from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.refined import PROBED, RefinedCosts
 from benchsuite.tests.rig import SETTING
 from specdec.calibration import Point
+from specdec.stats import Marks, Step
 
 ROWS = 2
 PLAIN, ARM = Arm(SETTING), Arm(SETTING, "ngram", "match", "fixed", 4)
@@ -27,11 +28,19 @@ class PartTimes(NamedTuple):
     rest: float
 
 
-class MadeStep(NamedTuple):
-    rows: int
-    width: int
-    k: int
-    times: PartTimes
+NO_TIMES = PartTimes(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class MadeStep(Step):
+    """A step with the times of its parts."""
+
+    times: PartTimes = NO_TIMES
+
+
+def made_step(rows: int, width: int, times: PartTimes, proposed: int = 0) -> MadeStep:
+    """A step whose rows have made so many proposals together."""
+    return MadeStep(width - 1, width, rows, proposed, 0, rows, Marks(*range(10)), (), times)
 
 
 class MadeRun:
@@ -66,13 +75,12 @@ def steps(
     count: int, width: int, wrong: float = 1.0, dear: float = 1.0, pace: float = 1.0, rows: int = ROWS
 ) -> list[MadeStep]:
     k = width - 1
-    return [
-        MadeStep(rows, width, k, PartTimes(pace * wrong * (1 + width / 10), pace * dear * k / 10, pace * 0.1))
-    ] * count
+    times = PartTimes(pace * wrong * (1 + width / 10), pace * dear * k / 10, pace * 0.1)
+    return [made_step(rows, width, times, k * rows)] * count
 
 
 def plain_run(count: int, wrong: float = 1.0, pace: float = 1.0) -> Any:
-    return made_run([MadeStep(ROWS, 1, 0, PartTimes(pace * wrong * 1.1, 0.0, pace * wrong * 0.1))] * count)
+    return made_run([made_step(ROWS, 1, PartTimes(pace * wrong * 1.1, 0.0, pace * wrong * 0.1))] * count)
 
 
 def refined_by(*rounds: Any, refined: RefinedCosts | None = None) -> Costs:
@@ -115,6 +123,19 @@ def test_a_width_that_is_known_to_be_dear_is_not_taken_for_a_slow_machine() -> N
     assert found.verify(3, ROWS, 100) == pytest.approx(1.3, rel=0.03)
 
 
+def test_where_padding_costs_nothing_a_step_is_held_against_the_slots_of_its_rows() -> None:
+    """One row has eight proposals and the other none: five slots a row, which take twice what was probed. One proposal
+    makes 1.5 slots, which take what lies between one and two."""
+    refined = RefinedCosts(replace(costs(), skips_padding=True), ROWS)
+    sound, slow = (
+        made_step(ROWS, made + 1, PartTimes(took, made / 10, 0.1), made) for made, took in ((1, 1.15), (8, 3))
+    )
+    found = refined_by({ARM: made_run([*[sound] * 40, *[slow] * PROBED])}, refined=refined)
+    assert found.verify(5, ROWS, 100) == pytest.approx(1.5 * 2**0.5)
+    assert found.verify(1, ROWS, 100) == pytest.approx(1.1)
+    assert found.skips_padding
+
+
 def test_a_drafts_share_is_the_median_over_runs_and_is_shared_by_batches() -> None:
     first = RefinedCosts(costs(), ROWS)
     other = RefinedCosts(costs(), 1, first.drafting)
@@ -139,17 +160,17 @@ def test_steps_of_other_rows_and_steps_that_took_no_time_change_nothing_wherever
     whole = refined_by({PLAIN: plain_run(9), ARM: made_run(sound)})
     mixed = [*odd, *sound[:20], *odd, *sound[20:], *odd]
     assert refined_by({PLAIN: plain_run(9), ARM: made_run(mixed)}) == whole
-    late = made_run([MadeStep(1, 1, 0, PartTimes(9.0, 0.0, 9.0)), *plain_run(9).steps])
+    late = made_run([made_step(1, 1, PartTimes(9.0, 0.0, 9.0)), *plain_run(9).steps])
     assert refined_by({PLAIN: late, ARM: made_run(sound)}) == whole
 
 
 def test_what_a_draft_takes_is_held_against_what_was_expected_of_it_at_the_pace_of_the_round() -> None:
     """A draft that took nothing, or of which nothing was expected, says nothing."""
-    free = made_run([MadeStep(ROWS, 3, 2, PartTimes(1.3, 0.0, 0.1))] * 9)
+    free = made_run([made_step(ROWS, 3, PartTimes(1.3, 0.0, 0.1))] * 9)
     found = refined_by({PLAIN: plain_run(9, pace=2.0), ARM: free})
     assert found.strategies == costs().strategies
     lookup = {NAME: DraftCosts({ROWS: {100: {0: 0.0, 8: 0.0}}}, {ROWS: {0: 0.0}}, {})}
     free_by_the_probe = RefinedCosts(replace(costs(), strategies=lookup), ROWS)
     assert refined_by({ARM: made_run(steps(9, 3))}, refined=free_by_the_probe).strategies == lookup
-    idle = made_run([MadeStep(ROWS, 1, 0, PartTimes(1.1, 5.0, 0.1))] * 9)
+    idle = made_run([made_step(ROWS, 1, PartTimes(1.1, 5.0, 0.1))] * 9)
     assert refined_by({ARM: idle}).strategies == costs().strategies
