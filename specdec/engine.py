@@ -24,7 +24,7 @@ from specdec.confidence import confidence_bits, confidence_read
 from specdec.devices import HostCopy, Stopwatch, synchronize
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend, Controller, Draft, Policy
-from specdec.lengths import Ks, allowed_k, each_k
+from specdec.lengths import Ks, Price, allowed_k, allowed_price, each_k
 from specdec.messages import Context, Verdict, Window
 from specdec.model import ArenaModel
 from specdec.queue import Completion, KeptText, Queue
@@ -259,7 +259,7 @@ class Engine:
         start = mark()
         k = self._next_k()
         chosen = mark()
-        price = self.controller.price if stats.heeds_price else None
+        price = self._price() if stats.heeds_price else None
         context = rows.context(k, self.ops, self.policy.coupled, price)
         if self.draft is None or context.max_proposals_host.max() < 1:
             steps, window = self._begun(context, None)
@@ -418,6 +418,10 @@ class Engine:
         k = allowed_k(self.controller.next_k(stats), stats.batch, self.max_window - 1, type(self.controller).__name__)
         stats.chosen.append(k)
         return k
+
+    def _price(self) -> Price | None:
+        owner = type(self.controller).__name__
+        return allowed_price(self.controller.price, self.stats.batch, self.max_window - 1, owner)
 
     def _absorb(
         self, read: npt.NDArray[np.int64], window: Window, told: npt.NDArray[np.int64] | None

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from specdec.changes import Interface
 from specdec.decoder import Cells, DecoderWeights
+from specdec.lengths import Price
 from specdec.messages import Context, Verdict, Window
 from specdec.packed import Weight
 from specdec.processors import StackedParams
@@ -209,7 +208,7 @@ class Controller(Interface, ABC):
     deterministic: bool = True
     k_option: str | None = None
     reads_confidence: bool = False
-    price: npt.NDArray[np.float64] | None = None
+    price: Price | None = None
 
     @property
     @abstractmethod

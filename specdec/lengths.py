@@ -7,8 +7,12 @@ from operator import index
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from specdec.errors import SpecdecError
+
+Price = npt.NDArray[np.float64]
+"""Of each row the tokens that its first, second … proposal must bring to be worth its slot: float [B, K]."""
 
 Ks = int | tuple[int, ...]
 """K of a step: one number for all rows, or one for each row, in their order."""
@@ -43,3 +47,21 @@ def allowed_k(asked: object, rows: int, most: int, owner: str) -> Ks:
             f"{rows}: stats.rows has them in their order"
         )
     return ks[0] if len(set(ks)) == 1 else ks
+
+
+def allowed_price(price: object, rows: int, most: int, owner: str) -> Price | None:
+    """What a controller's ``price`` is for so many rows and at most ``most`` proposals of each.
+
+    Raises SpecdecError, which names the controller ``owner``, for anything but None or numbers [rows, most].
+
+    Example: ``allowed_price(np.zeros((2, 4)), 2, 4, "Budget")``
+    """
+    if price is None:
+        return None
+    if not isinstance(price, np.ndarray) or price.shape != (rows, most) or np.isnan(price).any():
+        got = f"an array {price.shape} of {price.dtype}" if isinstance(price, np.ndarray) else repr(price)
+        raise SpecdecError(
+            f"the controller {owner} has the price {got}; expected None, or numpy's numbers [{rows}, {most}] without a "
+            "NaN: for each of stats.rows, in their order, the tokens that its first, second … proposal must bring"
+        )
+    return price

@@ -21,6 +21,7 @@ from torch import Tensor
 from specdec.changes import gone, tells_change
 from specdec.devices import uploaded
 from specdec.errors import SpecdecError
+from specdec.lengths import Price
 from specdec.processors import Paths, StackedParams
 from specdec.sampling import Purpose
 
@@ -294,7 +295,7 @@ class Context:
     params: StackedParams
     ops: Backend
     coupled: bool
-    price: npt.NDArray[np.float64] | None = None
+    price: Price | None = None
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdec.devices import uploaded
 from specdec.ledger import Ledger
-from specdec.lengths import Ks
+from specdec.lengths import Ks, Price
 from specdec.logprobs import TokenLogprobs, unpack
 from specdec.messages import Context, Verdict, Window
 from specdec.processors import StackedParams
@@ -123,7 +123,7 @@ class Rows:
             live.counts.room = int(self.limit_host[row]) - live.counts.length - 1
         return tuple(live.counts for live in self.live)
 
-    def context(self, k: Ks, ops: Backend, coupled: bool, price: npt.NDArray[np.float64] | None = None) -> Context:
+    def context(self, k: Ks, ops: Backend, coupled: bool, price: Price | None = None) -> Context:
         """The step's context: views of the live rows. K is limited to each row's budget and room."""
         b = len(self.live)
         # A step emits at most one token more than it proposes.

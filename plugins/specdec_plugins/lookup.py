@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec import Context, Draft, Request, Window
+from specdec.lengths import Price
 
 History = npt.NDArray[np.int64]
 
@@ -112,7 +113,7 @@ class Lookup(Draft):
         worth = self.worth(found, context.price[row])
         return [found.tokens[:worth]] if worth else []
 
-    def worth(self, found: Foretold, price: npt.NDArray[np.float64]) -> int:
+    def worth(self, found: Foretold, price: Price) -> int:
         """How many tokens of a continuation bring most beyond their price."""
         chance, sum_, best, most = 1.0, 0.0, 0.0, 0
         for depth, (share, cost) in enumerate(zip(found.shares, price.tolist(), strict=False)):

@@ -7,13 +7,17 @@ from itertools import pairwise
 from math import exp
 
 import numpy as np
-import numpy.typing as npt
 
+from specdec.lengths import Price
 from specdec.stats import Stats, Step
 from specdec_plugins.forecast import KEEP, Forwards, Times
 
 LATELY = 0.95
 """Factor by which a new step reduces the weight of the older ones in the usual speed."""
+
+
+BEGUN = 2
+"""Steps without proposals that a row has besides its own, in what it emits and proposes in a step."""
 
 
 class Prices:
@@ -31,7 +35,6 @@ class Prices:
     def __init__(self, verify: Forwards, rest: Times, most: int, surcharge: float) -> None:
         self._verify, self._rest, self._most, self._surcharge = verify, rest, most, surcharge
         self._slots, self._emitted, self._took = 1.0, 0.0, 0.0  # of late, a row
-        self._rates: dict[int, tuple[float, float]] = {}  # by request, tokens and proposals a step
 
     def seen(self, stats: Stats, step: Step, slots: float) -> None:
         """Add a step, whose rows had to compute so many slots each."""
@@ -42,7 +45,7 @@ class Prices:
         self._emitted = LATELY * self._emitted + step.emitted / step.rows
         self._took = LATELY * self._took + (times.booked + times.host) / self._verify.pace
 
-    def of(self, stats: Stats, closed: bool) -> npt.NDArray[np.float64]:
+    def of(self, stats: Stats, closed: bool) -> Price:
         """The price of each row's first, second … proposal: [B, K]. ``closed``: no request comes."""
         rows = stats.batch
         each = [self._verify.at(width, rows) for width in range(1, self._most + 2)]
@@ -54,25 +57,17 @@ class Prices:
             worth = self._saved(stats, plain, sum(slots) / len(slots))
         else:
             worth = [(self._took / self._emitted if self._emitted else plain) / rows] * rows
-        prices: npt.NDArray[np.float64] = np.array(slots) / np.array(worth)[:, None]
+        prices: Price = np.array(slots) / np.array(worth)[:, None]
         return prices
 
     def _saved(self, stats: Stats, plain: float, slot: float) -> list[float]:
         """Seconds that a token of each row saves. ``plain`` and ``slot``: those of one slot a row, and of one more."""
-        for row in stats.rows:
-            if row.last is not None:
-                tokens, proposed = self._rates.get(row.request, (1.0, 0.0))
-                tokens, proposed = tokens * KEEP, proposed * KEEP
-                self._rates[row.request] = (
-                    tokens + (1 - KEEP) * row.last.emitted,
-                    proposed + (1 - KEEP) * row.last.proposed,
-                )
-        of_late = [self._rates.get(row.request, (1.0, 0.0)) for row in stats.rows]
+        steps = [row.steps + BEGUN for row in stats.rows]
         more = max(0.0, plain - self._verify.at(1, 1)) / (stats.batch - 1)
         return seconds_of_tokens(
             [row.room + 1 for row in stats.rows],
-            [tokens for tokens, _ in of_late],
-            [more + proposed * slot for _, proposed in of_late],
+            [1 + sum(row.accepted_per_pos) / count for row, count in zip(stats.rows, steps, strict=True)],
+            [more + slot * sum(row.proposed_per_pos) / count for row, count in zip(stats.rows, steps, strict=True)],
             plain - stats.batch * more,
         )
 

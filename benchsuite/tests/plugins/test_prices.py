@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -21,6 +20,7 @@ from benchsuite.tests.steps_rig import KnownCosts, book_step, sized_env
 from specdec import Assembly, Context, Draft, Request, SamplingParams, SpecdecError, Window
 from specdec.devices import Stopwatch
 from specdec.interfaces import Env
+from specdec.lengths import Price, allowed_price
 from specdec.stats import RowStats, RowStep, Stats
 from specdec_plugins.controllers.budget import Budget
 from specdec_plugins.controllers.fixed import Fixed
@@ -287,7 +287,7 @@ def test_budget_asks_for_all_and_says_what_a_slot_costs() -> None:
     stats.closed = True
     stats.rows = (RowStats(0, length=20, room=2), RowStats(7, length=20, room=90))
     controller.next_k(stats)
-    found: npt.NDArray[np.float64] | None = controller.price
+    found: Price | None = controller.price
     assert found is not None
     assert found[0, 0] > 5 * found[1, 0], "the row that ends first saves nothing but its own slots"
 
@@ -308,3 +308,14 @@ def test_budget_gives_no_price_where_a_wide_row_costs_in_every_row_or_nobody_hee
     stats.heeds_price = False
     controller.next_k(stats)
     assert controller.price is None
+
+
+@pytest.mark.parametrize(
+    "price", [3.0, [[0.1]], np.zeros(4), np.zeros((1, 4)), np.zeros((2, 3)), np.full((2, 4), np.nan)]
+)
+def test_a_price_of_another_shape_is_refused(price: object) -> None:
+    said = r"controller Theirs has the price .*; expected None, or numpy's numbers \[2, 4\] without a NaN"
+    with pytest.raises(SpecdecError, match=said):
+        allowed_price(price, 2, 4, "Theirs")
+    assert allowed_price(None, 2, 4, "Theirs") is None
+    assert allowed_price(np.ones((2, 4)), 2, 4, "Theirs") is not None

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-import numpy as np
-import numpy.typing as npt
-
 from specdec import SpecdecError, hookimpl
 from specdec.interfaces import ControllerFactory, Env
-from specdec.lengths import Ks, each_k
+from specdec.lengths import Ks, Price, each_k
 from specdec.stats import Stats, Step
 from specdec_plugins.controllers.goodput import Goodput
 from specdec_plugins.forecast import (
@@ -86,7 +83,7 @@ class Budget(Goodput):
     def _begin(self, stats: Stats | None) -> None:
         super()._begin(stats)
         self._prices = Prices(self._verify, self._rest, self._most, self._price)
-        self._now: npt.NDArray[np.float64] | None = None
+        self._now: Price | None = None
         self._own: dict[int, Chances] = {}  # by request
 
     def next_k(self, stats: Stats) -> Ks:
