@@ -47,11 +47,16 @@ def apply(edits: Sequence[Edit], patch: pytest.MonkeyPatch) -> None:
                 if times != 1:
                     raise NotApplicable(f"{where} holds {edit.old!r} {times} times, expected once; rewrite the mutant")
                 source = source.replace(edit.old, edit.new)
-        block = "if True:\n" if source[0].isspace() else ""
-        code = compile(f"from __future__ import annotations\n{block}{source}", f"<mutant of {where}>", "exec")
         made: dict[str, Any] = {}
-        exec(code, function.__globals__, made)
-        patch.setattr(owner, name, made[name])
+        exec(compile(_defining(source, name), f"<mutant of {where}>", "exec"), function.__globals__, made)
+        patch.setattr(owner, name, made["define"](owner) if "define" in made else made[name])
+
+
+def _defining(source: str, name: str) -> str:
+    """A program that defines a function; of a method, one of ``define``, which is given the class of ``super()``."""
+    start = "from __future__ import annotations\n"
+    indent = source[: len(source) - len(source.lstrip())]
+    return f"{start}def define(__class__):\n{source}\n{indent}return {name}\n" if indent else start + source
 
 
 def _inner(found: Any) -> FunctionType:
