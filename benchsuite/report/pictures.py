@@ -90,11 +90,15 @@ def _by_position(drafted: Sequence[Row]) -> Plot:
 
 
 def widths(group: Sequence[Row]) -> dict[int, float]:
-    """Return v(W) for every width of the engine's steps: mean target time over that of one slot; empty without one."""
+    """Return v(W) for every width of the engine's steps: mean target time over that of one slot; empty without one.
+
+    Of steps whose rows all have W slots: where padding costs nothing, others take less.
+    """
     seconds: dict[int, list[float]] = defaultdict(list)
     for row in group:
         for step in row.steps:
-            if step["rows"] == row.arm.setting.batch:
+            whole = step["proposed_len"] == step["rows"] * (step["width"] - 1)
+            if whole and step["rows"] == row.arm.setting.batch:
                 seconds[step["width"]].append(step["verify_ms"])
     if 1 not in seconds:
         return {}
@@ -107,7 +111,7 @@ def _cost_of_width(group: Sequence[Row]) -> Plot:
     trace = Trace("measured", [(float(width), value) for width, value in cost.items()], 0, joined=True)
     return Plot(
         "v(W): what a wider window costs",
-        "Mean time of the target's forward over W slots, in units of one slot, over every step of every strategy.",
+        "Mean time of the target's forward over W slots, in units of one slot, over every step whose rows have W.",
         "W: slots of the window, K + 1",
         "v(W)",
         [trace] if len(cost) > 1 else [],

@@ -16,6 +16,10 @@ LATELY = 0.95
 """Factor by which a new step reduces the weight of the older ones in the usual speed."""
 
 
+TIED = 1.4
+"""By how much less a token saves in a batch that ends with its last row than if one row alone were the last: rows that
+end together end sooner only if each of them does. Without it eight chats took up to a tenth longer than plain."""
+
 BEGUN = 2
 """Steps without proposals that a row has besides its own, in what it emits and proposes in a step."""
 
@@ -64,12 +68,13 @@ class Prices:
         """Seconds that a token of each row saves. ``plain`` and ``slot``: those of one slot a row, and of one more."""
         steps = [row.steps + BEGUN for row in stats.rows]
         more = max(0.0, plain - self._verify.at(1, 1)) / (stats.batch - 1)
-        return seconds_of_tokens(
+        saved = seconds_of_tokens(
             [row.room + 1 for row in stats.rows],
             [1 + sum(row.accepted_per_pos) / count for row, count in zip(stats.rows, steps, strict=True)],
             [more + slot * sum(row.proposed_per_pos) / count for row, count in zip(stats.rows, steps, strict=True)],
             plain - stats.batch * more,
         )
+        return [seconds / TIED for seconds in saved]
 
 
 def slot_seconds(each: Sequence[float], others: float, rows: int) -> list[float]:

@@ -21,9 +21,9 @@ TREE = Arm(SETTING, "tree", "block", k=8)
 FAILED = Arm(SETTING, "garbage", k=2)
 
 
-def step(width: int, milliseconds: float, rows: int = 1) -> dict[str, Any]:
-    """A step as a row keeps it."""
-    return {"rows": rows, "width": width, "verify_ms": milliseconds}
+def step(width: int, milliseconds: float, rows: int = 1, less: int = 0) -> dict[str, Any]:
+    """A step as a row keeps it; ``less``: proposals that its rows have fewer than the widest."""
+    return {"rows": rows, "width": width, "proposed_len": rows * (width - 1) - less, "verify_ms": milliseconds}
 
 
 def setting_of_rows(rows: Sequence[Row], pooled: Sequence[Row]) -> SettingResults:
@@ -120,11 +120,11 @@ def test_the_plots_of_a_run_are_those_that_have_data() -> None:
     assert [(trace.name, trace.points) for trace in speed.traces] == [("ngram, match 4", [(2.0, 1.5)])]
 
 
-def test_v_of_w_needs_a_step_of_one_slot() -> None:
+def test_v_of_w_needs_a_step_of_one_slot_and_rows_that_have_all_slots() -> None:
     batch = replace(NGRAM, setting=SETTING.replaced(batch=2))
     row = made_row(batch, 1.5, steps=[step(5, 9.0, rows=2), step(1, 1.0), step(3, 6.0, rows=2)])
     assert pictures.widths([row]) == {}
-    more = replace(row, steps=[*row.steps, step(1, 3.0, rows=2)])
+    more = replace(row, steps=[*row.steps, step(1, 3.0, rows=2), step(5, 4.0, rows=2, less=3)])
     assert pictures.widths([more]) == {1: 1.0, 3: 2.0, 5: 3.0}
     assert list(pictures.widths([more])) == [1, 3, 5]
 

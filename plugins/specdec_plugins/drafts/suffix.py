@@ -97,6 +97,8 @@ class Suffix(Lookup):
     def _likeliest(self, automaton: Automaton, state: int, most: int) -> list[tuple[int, float]]:
         """The ``most`` most frequent tokens after a state, and their shares; among equals the first seen."""
         after, count = automaton.after[state], automaton.count
+        if len(after) == 1:
+            return [(next(iter(after)), 1.0)]
         total = sum(count[follower] for follower in after.values())
         # States near the root may have no counts (see REACH); then all followers get the same share.
         ranked = sorted(after.items(), key=lambda pair: -count[pair[1]])[:most]
