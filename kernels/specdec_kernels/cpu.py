@@ -183,6 +183,20 @@ _TALLY = ("seen", "emitted", "repetition", "frequency", "presence")
 _WIDE = (torch.float32, torch.bfloat16)
 
 
+def _product(x: Tensor, weight: Packed, bias: Tensor | None, y: Tensor) -> tuple[int | None, ...]:
+    """The first arguments of a product in C++; the caller keeps the tensors."""
+    return (
+        CODE[weight.data.dtype],
+        weight.data.data_ptr(),
+        None if weight.scale is None else weight.scale.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        CODE[x.dtype],
+        CODE[y.dtype],
+        x.data_ptr(),
+        y.data_ptr(),
+    )
+
+
 class Cpu(Reference):
     """C++ on the CPU: float32 and bfloat16, and int8 or int4 weights; the reference runs all other calls.
 
@@ -247,20 +261,7 @@ class Cpu(Reference):
             bias = bias.float()
         outputs, inputs = weight.shape
         y = x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32 if wide else x.dtype)
-        self._linear(
-            CODE[weight.data.dtype],
-            weight.data.data_ptr(),
-            None if weight.scale is None else weight.scale.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            CODE[x.dtype],
-            CODE[y.dtype],
-            x.data_ptr(),
-            y.data_ptr(),
-            y.numel() // outputs,
-            inputs,
-            outputs,
-            kernel_threads(),
-        )
+        self._linear(*_product(x, weight, bias, y), y.numel() // outputs, inputs, outputs, kernel_threads())
         return y
 
     def linear_of_slots(
@@ -269,24 +270,10 @@ class Cpu(Reference):
         """The product of the slots that count alone; 0 for the others."""
         assert isinstance(weight, Packed)
         x, width, bias = x.contiguous(), width.contiguous(), None if bias is None else bias.float()
-        rows, slots, inputs = x.shape
-        y = x.new_empty((rows, slots, weight.shape[0]), dtype=torch.float32 if wide else x.dtype)
-        self._lib.specdec_linear_of_slots(
-            CODE[weight.data.dtype],
-            weight.data.data_ptr(),
-            None if weight.scale is None else weight.scale.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            CODE[x.dtype],
-            CODE[y.dtype],
-            x.data_ptr(),
-            y.data_ptr(),
-            width.data_ptr(),
-            rows,
-            slots,
-            inputs,
-            weight.shape[0],
-            kernel_threads(),
-        )
+        (rows, slots, inputs), outputs = x.shape, weight.shape[0]
+        y = x.new_empty((rows, slots, outputs), dtype=torch.float32 if wide else x.dtype)
+        sizes = rows, slots, inputs, outputs
+        self._lib.specdec_linear_of_slots(*_product(x, weight, bias, y), width.data_ptr(), *sizes, kernel_threads())
         return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
