@@ -114,18 +114,18 @@ class Swap:
         """Whether every product and the whole layers are in place and run on threads of a backend's own."""
         if not self._layers or any("forward" not in module.__dict__ for module, _ in self._layers):
             return False
-        ops = self.ops
-        assert isinstance(ops, Ops)
-        return all(ops.pick("linear", self._sample, weight).own_threads for weight, _ in self._matrices.values())
+        return all(backend.own_threads for backend in self._multiplying())
 
     @property
     def skips_padding(self) -> bool:
         """Whether the whole model is ops of backends that leave out the slots behind each row's width."""
+        return self.straight is not None and all(backend.skips_padding for backend in self._multiplying())
+
+    def _multiplying(self) -> Iterator[Backend]:
+        """The backend of each product."""
         ops = self.ops
-        if self.straight is None or not isinstance(ops, Ops):
-            return False
-        products = (weight for weight, _ in self._matrices.values())
-        return all(ops.pick("linear", self._sample, weight).skips_padding for weight in products)
+        assert isinstance(ops, Ops)
+        return (ops.pick("linear", self._sample, weight) for weight, _ in self._matrices.values())
 
     @property
     def weight_bytes(self) -> int:

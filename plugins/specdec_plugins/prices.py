@@ -15,7 +15,6 @@ from specdec_plugins.forecast import KEEP, Forwards, Times
 LATELY = 0.95
 """Factor by which a new step reduces the weight of the older ones in the usual speed."""
 
-
 TIED = 1.4
 """By how much less a token saves in a batch that ends with its last row than if one row alone were the last: rows that
 end together end sooner only if each of them does. Without it eight chats took up to a tenth longer than plain."""

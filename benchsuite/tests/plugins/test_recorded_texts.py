@@ -161,7 +161,7 @@ def test_budget_over_a_queue_is_never_far_behind_plain_or_the_best_fixed_k(draft
 def test_budget_over_closed_batches_is_never_far_behind_plain(rows: int, free: bool) -> None:
     """Of all drafts and texts, each batch with a controller that begins anew; half of the texts chose its constants.
 
-    Where padding costs nothing lookups are told a price (``test_prices.py``), and chances are those of heads.
+    Where padding costs nothing lookups are given a price (``test_prices.py``), and chances are those of heads.
     """
     for draft in ("eagle", "hybrid+eagle") if free else next(iter(TEXTS.values())):
         for text in TEXTS:

@@ -104,7 +104,7 @@ class Budget(Goodput):
         if rows != self._resting or count >= self._due:
             self._costs_of.length = max(stats.lengths)
             for step in stats.steps[self._seen :]:
-                self._prices.seen(stats, step, self._slots(step))
+                self._prices.seen(stats, step, step.slots(self._padding_is_free))
             self._seen, self._resting, self._due, self._k = count, rows, count + AGAIN, self._most
             self._now = self._prices.of(stats, self._closed)
         self.price = self._now

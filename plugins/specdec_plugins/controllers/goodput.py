@@ -124,14 +124,11 @@ class Goodput(Controller):
 
     def _choices(self) -> list[StepChoice]:
         """Plain decoding, then what else may be asked for, from narrow to wide."""
-        tokens, seconds = accumulate(self._kept.reached(self._most), initial=1.0), self._seconds()
+        tokens = accumulate(self._kept.reached(self._most), initial=1.0)
+        seconds = step_seconds(*self._costs(), self._rows if self._padding_is_free else 0)
         return [
             StepChoice(emitted / took, took, k) for k, (emitted, took) in enumerate(zip(tokens, seconds, strict=True))
         ]
-
-    def _seconds(self) -> list[float]:
-        """Expected seconds of a step in which all rows are asked for K = 0, 1 …"""
-        return step_seconds(*self._costs(), self._rows if self._padding_is_free else 0)
 
     @property
     def _rows(self) -> int:
@@ -182,13 +179,9 @@ class Goodput(Controller):
         """Whether a probe, when it is due, is worth the steps ``lost`` if nothing comes of it."""
         return True
 
-    def _slots(self, step: Step) -> float:
-        """What a row of the step had to compute, in slots."""
-        return step.slots(self._padding_is_free)
-
     def _learn(self, stats: Stats, step: Step) -> None:
         times = stats.times(step)
-        self._verify.seen(self._slots(step), step.rows, times.target)
+        self._verify.seen(step.slots(self._padding_is_free), step.rows, times.target)
         ks = each_k(self._k, step.rows)
         asked, drafting, rest = max(ks), times.draft / self._verify.pace, times.rest / self._verify.pace
         # Without proposals, the draft's time is that of `observe`: plain decoding with this draft costs it too.
