@@ -11,7 +11,7 @@ from benchsuite.conformance.claims import Checks, Failed
 from benchsuite.conformance.drafts import GREEDY, differ
 from benchsuite.conformance.models import tiny
 from benchsuite.conformance.ops.agreement import disagreement
-from benchsuite.conformance.ops.cases import CASES
+from benchsuite.conformance.ops.cases import CASES, SLOTS
 from specdec.interfaces import OPS
 
 
@@ -46,6 +46,16 @@ class BackendChecks(Checks):
             raise Failed(
                 claimed, f"it {'took' if ran else 'took none of'} the cases of {op}", "benchsuite.conformance.ops.cases"
             )
+
+    def test_slots_that_count_have_the_product_of_the_reference(self) -> None:
+        """``linear_of_slots`` may leave padding out, and may not leave a NaN in its place."""
+        ops = tiny.registry(*self.extra).backend(self.text)
+        for case in SLOTS:
+            for dtype in case.dtypes:
+                wrong = disagreement(ops, case, dtype, self.device)
+                if wrong:
+                    told = f"linear_of_slots of {self.text} is linear of the slots that count"
+                    raise Failed(told, wrong, f"case {case.name!r} in {dtype}")
 
     @pytest.mark.parametrize("draft", ["oracle(0.8)", "draft_model", "tree(beam=2, depth=2)"])
     def test_it_changes_no_output(self, draft: str) -> None:

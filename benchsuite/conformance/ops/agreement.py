@@ -59,7 +59,7 @@ def _largest(truth: Tensor) -> float:
 
 def packed(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return an op's arguments with their matrices in the backend's own form."""
-    if op == "linear":
+    if op in ("linear", "linear_of_slots"):
         x, weight, *rest = arguments
         return x, backend.pack(weight), *rest
     if op == "decoder_layers":
@@ -90,6 +90,9 @@ def run_op(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tenso
                 t[row, :, cells[0].cells[row, slot]] = 0
         return out, *written
     out = getattr(backend, op)(*arguments)
+    if op == "linear_of_slots":
+        x, width = arguments[0], arguments[3]
+        out[torch.arange(x.shape[1], device=x.device) >= width[:, None]] *= 0  # any numbers, but no NaN
     if isinstance(out, Verdict):
         return out.path, out.num_accepted, out.next
     return out if isinstance(out, tuple) else (out,)

@@ -61,6 +61,16 @@ def _linear(
     return make
 
 
+def _of_slots(linear: Make, counts: tuple[int, ...]) -> Make:
+    """The product's rows, dealt into windows of which so many slots count."""
+
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        x, weight, bias, wide = linear(g, dtype)
+        return x.reshape(len(counts), -1, x.shape[-1]), weight, bias, torch.tensor(counts), wide
+
+    return make
+
+
 def _norm(rows: int, size: int, offset: float = 0.0, strided: bool = False) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         x = _random(g, dtype, rows, size, 2)[..., 0] if strided else _random(g, dtype, 1, rows, size)
@@ -570,6 +580,14 @@ AROUND_VECTORS = (3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 
 AROUND_SUMS = (255, 256, 257, 511, 512, 513, 1023, 1024, 1025)
 """The same around 64 vectors, whose sum ``process`` adds up as one."""
+
+SLOTS = [
+    *(Case("linear_of_slots", kind, _of_slots(_linear(15, 37, 96, kind, bias=True), (2, 5, 1))) for kind in KINDS),
+    Case("linear_of_slots", "one-wide", _of_slots(_linear(96, 50, 64), (1, 1, 16, 1, 1, 1))),
+    Case("linear_of_slots", "full", _of_slots(_linear(8, 33, 83), (4, 4))),
+    Case("linear_of_slots", "wide", _of_slots(_linear(12, 37, 96, wide=True), (1, 4, 3))),
+]
+"""Products of windows with padding: a backend may multiply it or leave it out (``Backend.linear_of_slots``)."""
 
 
 def _around(sizes: Iterable[int], sums: Iterable[int]) -> list[Case]:

@@ -42,6 +42,7 @@ from benchsuite.tests.made_up_examinations import FAULTY_HEADS
 from benchsuite.tests.rig import slow_after
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
 from specdec.interfaces import ControllerFactory
+from specdec.packed import Weight
 from specdec_kernels.reference import Reference
 from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.controllers.goodput import Goodput
@@ -887,11 +888,50 @@ class Forgiving(Reference):
         return super().verify_prefix(window, choices)
 
 
+class Multiplying(Reference):
+    """Multiplies as the reference does."""
+
+    name = "planted"
+    priority = 1
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
+        return super().linear(x, weight, bias, wide)
+
+
+class AsFirstRow(Multiplying):
+    """Multiplies as many slots of each row as the first row has."""
+
+    def linear_of_slots(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, width: Tensor, wide: bool = False
+    ) -> Tensor:
+        out = super().linear_of_slots(x, weight, bias, width, wide)
+        out[:, int(width[0]) :] = 0
+        return out
+
+
+class Unwritten(Multiplying):
+    """Leaves NaN where padding is."""
+
+    def linear_of_slots(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, width: Tensor, wide: bool = False
+    ) -> Tensor:
+        out = super().linear_of_slots(x, weight, bias, width, wide)
+        out[torch.arange(x.shape[1]) >= width[:, None]] = float("nan")
+        return out
+
+
 BACKENDS: list[tuple[type[Reference], list[str], str, str]] = [
     (Rounded, ["rms_norm"], "agrees_with_the_reference", "rms_norm of planted is the reference's.*errs by"),
     (Hidden, ["rms_norm", "linear"], "agrees_with", "planted runs linear.*took none"),
     (Hidden, [], "agrees_with", "planted does not run rms_norm.*it took the cases of"),
     (Forgiving, [], "changes_no_output", "changes no output"),
+    (
+        AsFirstRow,
+        ["linear"],
+        "slots_that_count",
+        "linear_of_slots of planted is linear of the slots that count.*errs by",
+    ),
+    (Unwritten, ["linear"], "slots_that_count", "errs by nan"),
 ]
 
 
@@ -900,6 +940,11 @@ BACKENDS: list[tuple[type[Reference], list[str], str, str]] = [
 def test_a_faulty_backend_is_found(fault: type[Reference], ops: list[str], check: str, message: str) -> None:
     found = failures(conformance.backend("planted", ops=ops, factory=fault), only=check)
     assert any(re.search(message, said, re.DOTALL) for _, said in found)
+
+
+def test_a_backend_that_multiplies_padding_passes() -> None:
+    kit = conformance.backend("planted", ops=["linear"], factory=Multiplying)
+    assert list(failures(kit, only="slots_that_count")) == []
 
 
 PLANTED: dict[type[Checks], list[str]] = {
