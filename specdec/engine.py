@@ -421,7 +421,7 @@ class Engine:
 
     def _price(self) -> Price | None:
         owner = type(self.controller).__name__
-        return allowed_price(self.controller.price, self.stats.batch, self.max_window - 1, owner)
+        return allowed_price(self.controller.slot_price, self.stats.batch, self.max_window - 1, owner)
 
     def _absorb(
         self, read: npt.NDArray[np.int64], window: Window, told: npt.NDArray[np.int64] | None

@@ -201,14 +201,14 @@ class Controller(Interface, ABC):
     ``deterministic`` is False for a controller that reads the clock: its counters need not repeat.
     ``k_option`` names the factory's option that K sets if the user gives K separately (``--specdec-k 8``); None: the
     controller takes no K. ``reads_confidence`` says that it reads the confidence of rows, which drafts that have to
-    compute one then do (``Env.confidence``). ``price``: what the slots of the next step cost, as in ``Context.price``,
-    or None; read after ``next_k``, and only where ``Stats.heeds_price``.
+    compute one then do (``Env.confidence``). ``slot_price``: what the slots of the next step cost, as in
+    ``Context.price``, or None; read after ``next_k``, and only where ``Stats.heeds_price``.
     """
 
     deterministic: bool = True
     k_option: str | None = None
     reads_confidence: bool = False
-    price: Price | None = None
+    slot_price: Price | None = None
 
     @property
     @abstractmethod
@@ -413,6 +413,14 @@ class Backend(Interface, ABC):
         For slots that do not count (``Cells.width``) it may give any numbers but NaN and infinity, and leave their
         cells as they are.
         """
+
+
+def defining_class(cls: type, name: str) -> type:
+    """The class from which ``cls`` has an attribute; ``object`` if none has it.
+
+    Example: ``defining_class(bool, "bit_length")`` is ``int``
+    """
+    return next((base for base in cls.__mro__ if name in vars(base)), object)
 
 
 OPS = tuple(sorted(Backend.__abstractmethods__ - {"takes"}))

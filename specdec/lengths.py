@@ -50,7 +50,7 @@ def allowed_k(asked: object, rows: int, most: int, owner: str) -> Ks:
 
 
 def allowed_price(price: object, rows: int, most: int, owner: str) -> Price | None:
-    """What a controller's ``price`` is for so many rows and at most ``most`` proposals of each.
+    """What a controller's ``slot_price`` is for so many rows and at most ``most`` proposals of each.
 
     Raises SpecdecError, which names the controller ``owner``, for anything but None or numbers [rows, most].
 
@@ -58,10 +58,12 @@ def allowed_price(price: object, rows: int, most: int, owner: str) -> Price | No
     """
     if price is None:
         return None
-    if not isinstance(price, np.ndarray) or price.shape != (rows, most) or np.isnan(price).any():
+    numbers = isinstance(price, np.ndarray) and price.dtype.kind in "fiu"
+    if not isinstance(price, np.ndarray) or not numbers or price.shape != (rows, most) or np.isnan(price).any():
         got = f"an array {price.shape} of {price.dtype}" if isinstance(price, np.ndarray) else repr(price)
         raise SpecdecError(
-            f"the controller {owner} has the price {got}; expected None, or numpy's numbers [{rows}, {most}] without a "
-            "NaN: for each of stats.rows, in their order, the tokens that its first, second … proposal must bring"
+            f"the controller {owner} has the slot_price {got}; expected None, or numpy's numbers [{rows}, {most}] "
+            "without a NaN: for each of stats.rows, in their order, the tokens that its first, second … proposal must "
+            "bring"
         )
     return price

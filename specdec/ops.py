@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec import acceptance
 from specdec.decoder import Cells, DecoderWeights, decode
-from specdec.interfaces import OPS, Backend
+from specdec.interfaces import OPS, Backend, defining_class
 from specdec.messages import Verdict, Window
 from specdec.packed import Weight
 from specdec.processors import StackedParams
@@ -39,7 +39,7 @@ class Ops(Backend):
             for op in OPS
         }
         self._routes["linear_of_slots"] = [
-            (takes, backend.linear_of_slots, name)
+            (takes, _product_of_slots(backend), name)
             for backend, (takes, _, name) in zip(self.chain, self._routes["linear"], strict=True)
         ]
 
@@ -211,3 +211,11 @@ class Ops(Backend):
         """See ``Backend``."""
         out: Tensor = self._run("silu_mul", (gate,), gate, up)
         return out
+
+
+def _product_of_slots(backend: Backend) -> Callable[..., Any]:
+    """A backend's ``linear_of_slots``; its ``linear``, where a class below the one of that multiplies otherwise."""
+    of_slots, linear = (defining_class(type(backend), name) for name in ("linear_of_slots", "linear"))
+    if linear is not of_slots and issubclass(linear, of_slots):
+        return partial(Backend.linear_of_slots, backend)
+    return backend.linear_of_slots

@@ -60,6 +60,7 @@ class Swap:
         self._layers: list[tuple[nn.Module, Forward]] = []
         self._forwards: list[tuple[nn.Module, Forward]] = []
         self._matrices: dict[nn.Module, tuple[Weight, Tensor | None]] = {}  # by the first part
+        self._qkv: list[Weight] = []  # of the layers that are one op
         self._codes: dict[int, Quantised | Packed] = {}  # by the id of a parameter
         self.straight: Straight | None = None
         self._whole: Straight | None = None
@@ -122,10 +123,12 @@ class Swap:
         return self.straight is not None and all(backend.skips_padding for backend in self._multiplying())
 
     def _multiplying(self) -> Iterator[Backend]:
-        """The backend of each product."""
+        """The backend of each product, and that of each whole layer."""
         ops = self.ops
         assert isinstance(ops, Ops)
-        return (ops.pick("linear", self._sample, weight) for weight, _ in self._matrices.values())
+        called = [("linear", weight) for weight, _ in self._matrices.values()]
+        called += [("decoder_layers", qkv) for qkv in self._qkv]
+        return (ops.pick(op, self._sample, weight) for op, weight in called)
 
     @property
     def weight_bytes(self) -> int:
@@ -184,6 +187,7 @@ class Swap:
         total = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
         whole = [layer.self_attn.layer_idx for layer in layers] == list(range(total or 0))
         weights = [self._weights(layer) for layer in layers]
+        self._qkv = [one.qkv for one in weights]
         if whole and layers:
             self._layers += self._stack(layers, weights)
             self._whole = Straight.of(model, model.base_model, weights, self.ops, forwards)

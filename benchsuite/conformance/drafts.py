@@ -20,6 +20,7 @@ from benchsuite.conformance.guards.read_guard import guarded_steps
 from benchsuite.conformance.guards.target_guard import hooked_modules, within_target
 from benchsuite.conformance.lent import Loans, refuse_writes
 from benchsuite.conformance.models import tiny
+from benchsuite.conformance.priced import AtAnyPrice
 from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
 from benchsuite.conformance.replayed import must_replay
 from benchsuite.judge import fidelity
@@ -250,6 +251,25 @@ class DraftChecks(Checks):
             pytest.skip("no CUDA device here")
         build = kit_assembly(self.family, 3, self.extra, device, dtype)
         differ(self.text, build, build.engine(self.text, k=self.k), tiny.requests(params, 6))
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+    def test_prices_of_slots_change_what_it_proposes_alone(self, params: SamplingParams) -> None:
+        """A draft that heeds prices proposes what is worth them, which may be nothing; outputs are plain's."""
+        build = kit_assembly(self.family, 3, self.extra)
+        engine = build.engine(self.text, k=self.k)
+        if not engine.stats.heeds_price:
+            pytest.skip("it heeds no prices: Draft.heeds_price is False")
+        work = tiny.requests(params, 6)
+        engine.controller = AtAnyPrice(self.k)
+        differ(f"{self.text} at prices of slots", build, engine, work)
+        engine.controller = AtAnyPrice(self.k, [2.0])
+        engine.run(work)
+        if made := engine.stats.counts["num_draft_tokens"]:
+            raise Failed(
+                f"{self.text} heeds prices",
+                f"it made {made} proposals that each cost 2 tokens",
+                "no proposal brings more than one token",
+            )
 
     def test_it_keeps_nothing_that_a_replayed_step_overwrites(self) -> None:
         """Verdict and hidden states of a recorded step are overwritten by the next; a draft copies what it needs."""

@@ -33,11 +33,14 @@ class TokenSource(Protocol):
 class Recorded(Controller):
     """The K of each step of an earlier run, then 0: a run that is repeated takes the same windows.
 
-    Example: ``Recorded(engine.stats.chosen, engine.controller.max_k)``
+    Where a draft heeded prices, which follow the clock, K of a row is as many as it proposed.
+
+    Example: ``Recorded(engine.stats, engine.controller.max_k)``
     """
 
-    def __init__(self, chosen: Sequence[Ks], most: int) -> None:
-        self._chosen, self._most = chosen, most
+    def __init__(self, run: Stats, most: int) -> None:
+        made: list[Ks] = [tuple(row.proposed for row in step.each) for step in run.steps]
+        self._chosen, self._most = made if run.heeds_price else run.chosen, most
 
     @property
     def max_k(self) -> int:
@@ -93,11 +96,11 @@ class EngineSource:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._chosen: dict[tuple[Request, ...], list[Ks]] = {}
+        self._runs: dict[tuple[Request, ...], Stats] = {}
 
     def _remember(self, requests: Sequence[Request]) -> None:
-        """Keep what the controller chose in the engine's last run, which was of ``requests``."""
-        self._chosen[tuple(requests)] = self.engine.stats.chosen
+        """Keep the engine's last run, which was of ``requests``."""
+        self._runs[tuple(requests)] = self.engine.stats
 
     def tokens(self, requests: Sequence[Request]) -> list[Tokens]:
         """Run the engine; return the outputs in request order."""
@@ -120,8 +123,8 @@ class EngineSource:
                 if live == request and 0 <= depth <= int(verdict.num_accepted[row]):
                     found.append(logits[row, verdict.path[row, depth]].float().clone())
 
-        own, chosen = self.engine.controller, self._chosen.get(tuple(requests))
-        self.engine.controller = own if chosen is None else Recorded(chosen, own.max_k)
+        own, run = self.engine.controller, self._runs.get(tuple(requests))
+        self.engine.controller = own if run is None else Recorded(run, own.max_k)
         self.engine.trace = keep
         try:
             self.engine.run(requests)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specdec import Context, Draft, Request, Window
+from specdec import Context, Draft, Request, SpecdecError, Window
+from specdec.interfaces import defining_class
 from specdec.lengths import Price
 
 History = npt.NDArray[np.int64]
@@ -21,6 +22,10 @@ n / (n + 1.5) on eight kinds of text, if nothing else had followed it (docs/log.
 
 PRIOR = 4.0
 """Continuations as likely as they were told that every class of matches counts besides its own."""
+
+
+KEEP_TRUE = 0.98
+"""Factor by which a new continuation reduces the weight of the older ones of its class: about the last fifty count."""
 
 
 class CameTrue:
@@ -42,8 +47,8 @@ class CameTrue:
     def seen(self, length: int, share: float, right: bool) -> None:
         """Add a token that came after such a match, or another one in its place."""
         of = length.bit_length()
-        self._right[of] = self._right.get(of, 0.0) + right
-        self._told[of] = self._told.get(of, 0.0) + share * length / (length + EVEN)
+        self._right[of] = KEEP_TRUE * self._right.get(of, 0.0) + right
+        self._told[of] = KEEP_TRUE * self._told.get(of, 0.0) + share * length / (length + EVEN)
 
 
 class Foretold(NamedTuple):
@@ -59,8 +64,9 @@ class Lookup(Draft):
     """A draft that continues a row's history from text it has seen; a row without a match proposes nothing.
 
     ``most`` is the largest number of continuations; several are verified as a tree. One method must be written:
-    ``continuations``. With ``match`` too, one continuation is cut where it is no longer worth its slots
-    (``Context.price``): what it was worth is told from the texts, also where it was not proposed.
+    ``continuations``. With ``match`` too, written by the same class or one below it, a single continuation is cut
+    where it is no longer worth its slots (``Context.price``): what it was worth is told from the texts, also where it
+    was not proposed. A class that writes ``admit``, ``move`` or ``forget`` calls the one of this class too.
     """
 
     looks_up = small_ops = True
@@ -68,7 +74,8 @@ class Lookup(Draft):
     def __init__(self, most: int) -> None:
         self.most = most
         self.branches = most > 1
-        self.heeds_price = most == 1 and type(self).match is not Lookup.match
+        told, found = (defining_class(type(self), name) for name in ("match", "continuations"))
+        self.heeds_price = most == 1 and told is not Lookup and issubclass(told, found)
         self._came_true = CameTrue()
         self._foretold: dict[int, Foretold] = {}
 
@@ -109,6 +116,11 @@ class Lookup(Draft):
         if not paths:
             return paths
         length, shares = self.match(row, history)
+        if len(shares) < len(paths[0]):
+            raise SpecdecError(
+                f"match of the draft {type(self).__name__} has {len(shares)} shares for a continuation of "
+                f"{len(paths[0])} tokens; expected one for each token that continuations gave last"
+            )
         found = self._foretold[row] = Foretold(len(history), paths[0], length, shares[: len(paths[0])])
         worth = self.worth(found, context.price[row])
         return [found.tokens[:worth]] if worth else []

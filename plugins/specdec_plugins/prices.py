@@ -10,10 +10,12 @@ import numpy as np
 
 from specdec.lengths import Price
 from specdec.stats import Stats, Step
-from specdec_plugins.forecast import KEEP, Forwards, Times
+from specdec_plugins.forecast import Forwards, Times
 
 LATELY = 0.95
-"""Factor by which a new step reduces the weight of the older ones in the usual speed."""
+"""Factor by which a new step reduces the weight of the older ones in what a row does of late, and by which a step
+without proposals reduces what the first one costs the host: one slow step would otherwise end all proposals, and with
+them all that shows what they cost."""
 
 TIED = 1.4
 """By how much less a token saves in a batch that ends with its last row than if one row alone were the last: rows that
@@ -37,29 +39,36 @@ class Prices:
 
     def __init__(self, verify: Forwards, rest: Times, most: int, surcharge: float) -> None:
         self._verify, self._rest, self._most, self._surcharge = verify, rest, most, surcharge
-        self._slots, self._emitted, self._took = 1.0, 0.0, 0.0  # of late, a row
+        self._weight, self._tokens, self._slots, self._made = 0.0, 0.0, 0.0, 0.0  # sums over steps of late, a row
+        self._idle = 0  # steps since the last proposals
 
     def seen(self, stats: Stats, step: Step, slots: float) -> None:
         """Add a step, whose rows had to compute so many slots each."""
         times = stats.times(step)
+        made = min(step.proposed, 1)
         self._verify.seen(slots, step.rows, times.target)
-        self._rest.seen(min(step.proposed, 1), times.rest / self._verify.pace)
-        self._slots = KEEP * self._slots + (1 - KEEP) * slots
-        self._emitted = LATELY * self._emitted + step.emitted / step.rows
-        self._took = LATELY * self._took + (times.booked + times.host) / self._verify.pace
+        self._rest.seen(made, (times.rest + times.draft) / self._verify.pace)
+        self._idle = 0 if made else self._idle + 1
+        self._weight = LATELY * self._weight + 1
+        self._tokens = LATELY * self._tokens + step.emitted / step.rows
+        self._slots = LATELY * self._slots + slots
+        self._made = LATELY * self._made + made
 
     def of(self, stats: Stats, closed: bool) -> Price:
         """The price of each row's first, second … proposal: [B, K]. ``closed``: no request comes."""
         rows = stats.batch
         each = [self._verify.at(width, rows) for width in range(1, self._most + 2)]
-        plain = each[0]
-        slots = slot_seconds(each, self._slots if rows > 1 else 1.0, rows)
-        slots[0] += max(0.0, self._rest.at(1) - self._rest.at(0)) / rows
+        plain, of_late = each[0], max(self._weight, 1e-9)
+        mine = self._slots / of_late if self._weight else 1.0
+        slots = slot_seconds(each, mine if rows > 1 else 1.0, rows)
+        first = max(0.0, self._rest.at(1) - self._rest.at(0))
+        slots[0] += first * LATELY**self._idle / rows
         slots = [seconds + self._surcharge * plain for seconds in slots]
         if closed:
             worth = self._saved(stats, plain, sum(slots) / len(slots))
         else:
-            worth = [(self._took / self._emitted if self._emitted else plain) / rows] * rows
+            step = self._verify.at(mine, rows) + self._rest.at(0) + first * self._made / of_late
+            worth = [step / (self._tokens / of_late if self._weight else 1.0) / rows] * rows
         prices: Price = np.array(slots) / np.array(worth)[:, None]
         return prices
 

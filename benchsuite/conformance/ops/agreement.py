@@ -85,7 +85,7 @@ def run_op(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tenso
         written = [t for one in cells for t in (one.keys, one.values)]
         if cells[0].width is not None:
             row, slot = (torch.arange(x.shape[1], device=x.device) >= cells[0].width[:, None]).nonzero(as_tuple=True)
-            out[row, slot] = 0  # what padding gives and writes means nothing
+            out[row, slot] *= 0  # any numbers, but no NaN; what padding writes means nothing
             for t in written:
                 t[row, :, cells[0].cells[row, slot]] = 0
         return out, *written

@@ -41,7 +41,9 @@ from benchsuite.tests.faulty_noise import (
 from benchsuite.tests.made_up_examinations import FAULTY_HEADS
 from benchsuite.tests.rig import slow_after
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
+from specdec.decoder import Cells
 from specdec.interfaces import ControllerFactory
+from specdec.lengths import Price
 from specdec.packed import Weight
 from specdec_kernels.reference import Reference
 from specdec_plugins.controllers.fixed import Fixed
@@ -49,6 +51,7 @@ from specdec_plugins.controllers.goodput import Goodput
 from specdec_plugins.drafts.draft_model import DraftModel
 from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.drafts.oracle import Oracle
+from specdec_plugins.lookup import Foretold
 from specdec_plugins.policies.match import Match
 from specdec_plugins.policies.rejection import Rejection
 
@@ -396,6 +399,13 @@ class Unforgetting(Learner):
     learns = True
 
 
+class Heedless(Ngram):
+    """Says that it heeds prices and makes what it finds."""
+
+    def worth(self, found: Foretold, price: Price) -> int:
+        return len(found.tokens)
+
+
 DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (Speechless, {}, "is_what_it_claims", "planted proposes now and then.*nothing at all.*6 requests"),
     (Orphan, {"trees": True}, "well_formed", "a parent that is no earlier slot"),
@@ -451,6 +461,12 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     ),
     (Weightless, {"sampled": True}, "forwards_read_weights", "weight_bytes 0, and .* draft_forwards"),
     (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),
+    (
+        Heedless,
+        {},
+        "prices_of_slots",
+        r"planted heeds prices.*made \d+ proposals that each cost 2.*no proposal brings more than one token",
+    ),
     (Vandal, {}, "writes_to_nothing", r"propose changed \['Context.tokens'\]"),
     (Impossible, {}, "well_formed", "a token id outside"),
     (
@@ -920,6 +936,19 @@ class Unwritten(Multiplying):
         return out
 
 
+class UnwrittenLayers(Reference):
+    """Leaves NaN where padding is."""
+
+    name = "planted"
+    priority = 1
+
+    def decoder_layers(self, x: Tensor, layers: Any, turn: Any, at: Sequence[Cells]) -> Tensor:
+        out = super().decoder_layers(x, layers, turn, at)
+        if at[0].width is not None:
+            out[torch.arange(x.shape[1]) >= at[0].width[:, None]] = float("nan")
+        return out
+
+
 BACKENDS: list[tuple[type[Reference], list[str], str, str]] = [
     (Rounded, ["rms_norm"], "agrees_with_the_reference", "rms_norm of planted is the reference's.*errs by"),
     (Hidden, ["rms_norm", "linear"], "agrees_with", "planted runs linear.*took none"),
@@ -932,6 +961,7 @@ BACKENDS: list[tuple[type[Reference], list[str], str, str]] = [
         "linear_of_slots of planted is linear of the slots that count.*errs by",
     ),
     (Unwritten, ["linear"], "slots_that_count", "errs by nan"),
+    (UnwrittenLayers, ["decoder_layers"], "agrees_with", "errs by nan.*padding"),
 ]
 
 

@@ -7,11 +7,12 @@ import itertools
 import pytest
 
 from benchsuite.conformance.models.tiny import requests
+from benchsuite.conformance.priced import AtAnyPrice
 from benchsuite.judge.sources import EngineSource, Recorded
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.runners import EngineRunner
 from benchsuite.tests.rig import SETTING, Make
-from specdec import Context, Controller, Draft, Window
+from specdec import Context, Controller, Draft, Request, SamplingParams, Window
 from specdec.assembly import Assembly
 from specdec.interfaces import Env
 from specdec.stats import Stats
@@ -99,8 +100,24 @@ def test_an_arm_is_checked_with_the_windows_that_were_timed(moved: Assembly) -> 
     assert windows_of(runner) != windows
 
 
+@pytest.mark.parametrize("draft", ["suffix(earlier=False)", "ngram(n_min=1)"])
+def test_a_run_at_prices_is_repeated_with_the_windows_that_it_had(draft: str, moved: Assembly) -> None:
+    """Prices follow the clock, and what a draft holds for worth them follows what it has learned by then."""
+    engine = moved.engine(draft, k=4)
+    engine.controller = AtAnyPrice(4)
+    source = EngineSource(engine)
+    work = [Request(0, (5, 6, 7, 5, 6, 7, 5), SamplingParams(max_new_tokens=40))]
+    output = source.tokens(work)[0]
+    windows = windows_of(source)
+    assert len({proposed for _, proposed in windows}) > 2
+    assert source.logits_at(work, 0, len(output) - 1) is not None
+    assert windows_of(source) == windows
+
+
 def test_after_the_steps_that_were_recorded_nothing_is_proposed() -> None:
-    controller, stats = Recorded([3, 0], 4), Stats(None)  # type: ignore[arg-type]
+    run, stats = (Stats(None) for _ in range(2))  # type: ignore[arg-type]
+    run.chosen = [3, 0]
+    controller = Recorded(run, 4)
     found = []
     for _ in range(3):
         found.append(controller.next_k(stats))

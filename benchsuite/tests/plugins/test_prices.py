@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchsuite.conformance.models.tiny import registry
+from benchsuite.conformance.priced import AtAnyPrice
 from benchsuite.tests.rig import Make
 from benchsuite.tests.steps_rig import KnownCosts, book_step, sized_env
 from specdec import Assembly, Context, Draft, Request, SamplingParams, SpecdecError, Window
@@ -23,10 +23,9 @@ from specdec.interfaces import Env
 from specdec.lengths import Price, allowed_price
 from specdec.stats import RowStats, RowStep, Stats
 from specdec_plugins.controllers.budget import Budget
-from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.drafts.suffix import Suffix
-from specdec_plugins.lookup import EVEN, PRIOR, CameTrue, Foretold, Lookup
+from specdec_plugins.lookup import EVEN, KEEP_TRUE, PRIOR, CameTrue, Foretold, Lookup
 from specdec_plugins.prices import seconds_of_tokens, slot_seconds
 
 _ENV: Any = None
@@ -112,13 +111,50 @@ def test_what_comes_true_is_known_of_matches_of_like_length() -> None:
     known = CameTrue()
     known.seen(4, 1.0, True)
     known.seen(6, 0.5, False)
-    told = 4 / (4 + EVEN) + 0.5 * 6 / (6 + EVEN)
-    assert known.chance(5, 1.0) == pytest.approx(5 / (5 + EVEN) * (PRIOR + 1) / (PRIOR + told))
+    told = KEEP_TRUE * 4 / (4 + EVEN) + 0.5 * 6 / (6 + EVEN)
+    assert known.chance(5, 1.0) == pytest.approx(5 / (5 + EVEN) * (PRIOR + KEEP_TRUE) / (PRIOR + told))
     for length in (3, 8):
         assert known.chance(length, 1.0) == CameTrue().chance(length, 1.0) == length / (length + EVEN)
     for _ in range(9):
         known.seen(64, 1.0, True)
     assert known.chance(100, 1.0) <= 1.0
+
+
+def test_a_text_that_begins_to_repeat_is_noticed_however_long_it_did_not() -> None:
+    def needed(wrong: int) -> int:
+        known = CameTrue()
+        for _ in range(wrong):
+            known.seen(3, 1.0, False)
+        for right in itertools.count():
+            if known.chance(3, 1.0) >= 0.4:
+                return right
+            known.seen(3, 1.0, True)
+        raise AssertionError
+
+    assert needed(20) < needed(5000) < 50
+
+
+class _OtherPaths(Suffix):
+    """Continues otherwise, and says nothing of how likely that is."""
+
+    def continuations(self, row: int, history: Any, limit: int) -> list[list[int]]:
+        return [[1, 2, 3][:limit]]
+
+
+class _TooFewShares(Ngram):
+    """Says less than it proposes."""
+
+    def match(self, row: int, history: Any) -> tuple[int, Sequence[float]]:
+        length, shares = super().match(row, history)
+        return length, shares[:1]
+
+
+def test_a_match_is_of_the_continuations_of_its_class_and_tells_of_each_token() -> None:
+    assert not _OtherPaths(_ENV).heeds_price
+    draft = _TooFewShares(_ENV)
+    assert draft.heeds_price
+    with pytest.raises(SpecdecError, match="match of the draft _TooFewShares has 1 shares for a continuation of 5 tok"):
+        draft.look_up(_step([1, 2, 3, 4, 5, 1, 2], price=0.5), 0)
 
 
 def _step(*texts: Sequence[int], price: float, room: int = 9) -> Any:
@@ -194,29 +230,16 @@ def test_a_match_of_suffix_is_the_longest_and_its_shares_are_those_of_the_counts
     assert len(shares) == len(path)
 
 
-class AtAnyPrice(Fixed):
-    """Asks for as many as it may, at prices drawn by chance."""
-
-    def __init__(self, env: Any, k: int = 4) -> None:
-        super().__init__(env, k)
-        self._dice = random.Random(3)
-
-    def next_k(self, stats: Stats) -> int:
-        self.price = np.array([[self._dice.choice([0.0, 0.3, 0.7, 2.0]) for _ in range(self.max_k)]] * stats.batch)
-        return self.max_k
-
-
 @pytest.mark.parametrize("draft", ["suffix", "ngram(n_min=1)", "hybrid"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_price_changes_an_output(draft: str, temperature: float, assemble: Make) -> None:
     build = assemble(max_rows=3)
-    named = registry(("controller", "at_any_price", AtAnyPrice))
-    priced = Assembly(named, build.target, build.tokenizer, max_rows=3, max_length=build.max_length)
     texts = [(5, 6, 7, 5, 6, 7, 5, 6), (1, 2, 3, 4, 1, 2, 3, 4, 1, 2), (9, 8), (3, 3, 3, 3, 3)]
     asked = [
         Request(n, text, SamplingParams(max_new_tokens=24, temperature=temperature)) for n, text in enumerate(texts)
     ]
-    engine = priced.engine(draft, controller="at_any_price", k=4)
+    engine = build.engine(draft, k=4)
+    engine.controller = AtAnyPrice(4)
     outputs = [done.tokens for done in engine.run(asked)]
     assert outputs == [done.tokens for done in build.engine(None).run(asked)]
     free = build.engine(draft, k=4)
@@ -242,10 +265,11 @@ class _Drawing(Draft):
 
 def test_a_draft_that_heeds_a_price_with_what_it_drew_is_refused(assemble: Make) -> None:
     build = assemble()
-    named = registry(("controller", "at_any_price", AtAnyPrice), ("draft", "drawing", _Drawing))
+    named = registry(("draft", "drawing", _Drawing))
     engine = Assembly(named, build.target, build.tokenizer, max_rows=1, max_length=64).engine(
-        "drawing", "rejection", "at_any_price", 4
+        "drawing", "rejection", k=4
     )
+    engine.controller = AtAnyPrice(4)
     with pytest.raises(SpecdecError, match="_Drawing.*heeds prices and drew its proposals.*propose with certainty"):
         engine.run([Request(0, (5, 6, 7), SamplingParams(max_new_tokens=8, temperature=1.0))])
 
@@ -275,7 +299,7 @@ def test_budget_asks_for_all_and_says_what_a_slot_costs() -> None:
     stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
     controller = _priced(stats, lambda width, rows: 1 + 0.1 * rows * (width - 1), 2)
     assert controller.next_k(stats) == 4
-    price = controller.price
+    price = controller.slot_price
     assert price is not None
     assert price == pytest.approx(np.full((2, 4), 0.2))
     now = 0.0
@@ -283,13 +307,45 @@ def test_budget_asks_for_all_and_says_what_a_slot_costs() -> None:
         each = [RowStep(4, 4, 4, 5), RowStep(4, 4, 4, 5)]
         now = book_step(stats, now, (0.0, 0.0, 0.0, 0.0, 1.8, 0.0, 0.0, 0.0, 0.0, 0.0), each, 5)
     controller.next_k(stats)
-    assert controller.price == pytest.approx(np.full((2, 4), 0.1 / 0.18)), "a token takes 0.18 seconds now"
+    assert controller.slot_price == pytest.approx(np.full((2, 4), 0.1 / 0.18)), "a token takes 0.18 seconds now"
     stats.closed = True
     stats.rows = (RowStats(0, length=20, room=2), RowStats(7, length=20, room=90))
     controller.next_k(stats)
-    found: Price | None = controller.price
+    found: Price | None = controller.slot_price
     assert found is not None
     assert found[0, 0] > 5 * found[1, 0], "the row that ends first saves nothing but its own slots"
+
+
+def _booked(stats: Stats, now: float, rows: int, target: float, host: float, proposed: int = 0) -> float:
+    each = [RowStep(proposed, proposed, 0, 1)] * rows
+    return book_step(stats, now, (0.0, 0.0, 0.0, 0.0, target, host, 0.0, 0.0, 0.0, 0.0), each, 1 + proposed)
+
+
+def test_one_slow_step_of_the_host_does_not_end_all_proposals() -> None:
+    """Nothing is proposed where that seems to cost thirty tokens, and so nothing shows that it does not."""
+    stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
+    controller, now, prices = _priced(stats, lambda width, rows: 1.0, 1), 0.0, []
+    for slow in (30.0, *[0.0] * 160):
+        controller.next_k(stats)
+        assert controller.slot_price is not None
+        prices.append(float(controller.slot_price[0, 0]))
+        now = _booked(stats, now, 1, 1.0, slow, 2 if slow else 0)
+    assert max(prices) > 3
+    assert prices[-1] < 0.1
+
+
+def test_the_price_is_that_of_as_many_rows_as_there_are() -> None:
+    """A slot costs 0.1 seconds beside any number of rows; a token is made in 1 second of one row, in 0.25 of four."""
+    stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
+    controller, now = _priced(stats, lambda width, rows: 1 + 0.1 * rows * (width - 1), 1), 0.0
+    for rows, expected in ((1, 0.1), (4, 0.4), (1, 0.1)):
+        stats.batch, stats.lengths = rows, (20,) * rows
+        stats.rows = tuple(RowStats(row, length=20, room=9) for row in range(rows))
+        controller.next_k(stats)
+        assert controller.slot_price == pytest.approx(np.full((rows, 4), expected))
+        for _ in range(20):
+            now = _booked(stats, now, rows, 1.0, 0.0)
+            controller.next_k(stats)
 
 
 def test_budget_gives_no_price_where_a_wide_row_costs_in_every_row_or_nobody_heeds_it() -> None:
@@ -300,21 +356,22 @@ def test_budget_gives_no_price_where_a_wide_row_costs_in_every_row_or_nobody_hee
         stats.batch, stats.lengths = rows, (20,) * rows
         stats.rows = tuple(RowStats(row, length=20, room=9) for row in range(rows))
         asked: Any = controller.next_k(stats)
-        assert (controller.price is None) is (rows > 1)
+        assert (controller.slot_price is None) is (rows > 1)
         ks = [asked] * rows if isinstance(asked, int) else list(asked)
         each = [RowStep(k, k, 0, 1) for k in ks]
         now = book_step(stats, now, (0.0, 0.0, 0.0, 0.01, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0), each, 1 + max(ks))
         assert rows == 1 or max(ks) < 4, "it asks as if there were no price"
     stats.heeds_price = False
     controller.next_k(stats)
-    assert controller.price is None
+    assert controller.slot_price is None
 
 
 @pytest.mark.parametrize(
-    "price", [3.0, [[0.1]], np.zeros(4), np.zeros((1, 4)), np.zeros((2, 3)), np.full((2, 4), np.nan)]
+    "price",
+    [3.0, [[0.1]], np.zeros(4), np.zeros((1, 4)), np.zeros((2, 3)), np.full((2, 4), np.nan), np.full((2, 4), "1")],
 )
 def test_a_price_of_another_shape_is_refused(price: object) -> None:
-    said = r"controller Theirs has the price .*; expected None, or numpy's numbers \[2, 4\] without a NaN"
+    said = r"controller Theirs has the slot_price .*; expected None, or numpy's numbers \[2, 4\] without a NaN"
     with pytest.raises(SpecdecError, match=said):
         allowed_price(price, 2, 4, "Theirs")
     assert allowed_price(None, 2, 4, "Theirs") is None

@@ -355,6 +355,49 @@ def test_a_backend_that_takes_an_op_of_a_single_row_of_whole_vectors_alone_is_fo
     assert any("forward" in module.__dict__ for module in model.modules())
 
 
+@pytest.mark.parametrize("op", ["linear", "decoder_layers"])
+def test_padding_is_left_out_only_if_products_and_layers_do_it(op: str) -> None:
+    class Leaving(Reference):
+        name, priority, skips_padding = "leaving", 1, True
+
+        def takes(self, name: str, *tensors: Any) -> bool:
+            return name in ("linear", "decoder_layers")
+
+    class Padding(Leaving):
+        name, priority, skips_padding = "padding", 2, False
+
+        def takes(self, name: str, *tensors: Any) -> bool:
+            return name == op
+
+    for chain, skips in (([Leaving()], True), ([Padding(), Leaving()], False)):
+        made = Swap(families.build_model("llama"), Ops([*chain, Reference()]))
+        made.put_in()
+        assert made.skips_padding is skips
+
+
+def test_a_backend_that_multiplies_otherwise_than_its_base_is_asked_for_slots_too() -> None:
+    """The base leaves padding out in a way of its own."""
+
+    class Base(Reference):
+        name, priority = "base", 1
+
+        def linear(self, x: Any, weight: Any, bias: Any, wide: bool = False) -> Any:
+            return super().linear(x, weight, bias, wide)
+
+        def linear_of_slots(self, x: Any, weight: Any, bias: Any, width: Any, wide: bool = False) -> Any:
+            return torch.zeros(*x.shape[:2], len(weight))
+
+    class Derived(Base):
+        def linear(self, x: Any, weight: Any, bias: Any, wide: bool = False) -> Any:
+            return super().linear(x, weight, bias, wide)
+
+    given = torch.ones(1, 2, 3), torch.ones(4, 3), None, torch.tensor([2])
+    for backend, product in ((Base(), 0.0), (Derived(), 3.0)):
+        ops = Ops([backend, Reference()])
+        assert torch.equal(ops.linear_of_slots(*given), torch.full((1, 2, 4), product))
+        assert ops.ran()["linear", "base"] == 1
+
+
 def test_the_head_of_a_model_in_half_precision_is_replaced_also_where_the_reference_is_alone() -> None:
     model: Any = families.build_model("llama", dtype=torch.bfloat16)
     swap = Swap(model, registry().backend("reference"))

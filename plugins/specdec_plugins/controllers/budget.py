@@ -88,7 +88,7 @@ class Budget(Goodput):
 
     def next_k(self, stats: Stats) -> Ks:
         """The K of each row with the largest predicted goodput, or those of a probe; all, where a price limits them."""
-        self.price = None
+        self.slot_price = None
         if stats.heeds_price and self._most and (self._padding_is_free or stats.batch == 1):
             found = self._priced(stats)
         else:
@@ -107,7 +107,7 @@ class Budget(Goodput):
                 self._prices.seen(stats, step, step.slots(self._padding_is_free))
             self._seen, self._resting, self._due, self._k = count, rows, count + AGAIN, self._most
             self._now = self._prices.of(stats, self._closed)
-        self.price = self._now
+        self.slot_price = self._now
         return self._k
 
     def _choices(self) -> list[StepChoice]:

@@ -1,0 +1,31 @@
+"""Prices of slots that follow nothing: a draft that heeds them proposes less, and changes no output."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdec.interfaces import Controller
+from specdec.stats import Stats
+
+
+class AtAnyPrice(Controller):
+    """Asks every row for all, at prices in tokens that are drawn from ``prices`` by chance, always in the same order.
+
+    Example: ``engine.controller = AtAnyPrice(4, [0.0, 0.5])``
+    """
+
+    def __init__(self, k: int, prices: Sequence[float] = (0.0, 0.3, 0.7, 2.0)) -> None:
+        self._k, self._prices, self._dice = k, prices, random.Random(3)
+
+    @property
+    def max_k(self) -> int:
+        """K."""
+        return self._k
+
+    def next_k(self, stats: Stats) -> int:
+        """Always K."""
+        self.slot_price = np.array(self._dice.choices(self._prices, k=stats.batch * self._k)).reshape(-1, self._k)
+        return self._k
