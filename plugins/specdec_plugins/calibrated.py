@@ -23,7 +23,8 @@ class CalibratedCosts:
         lengths = sorted({max(1, env.max_length // 4), max(1, env.max_length - max(widths))})
         powers = {2**power for power in range(env.max_rows.bit_length())}
         env.calibration.measure({*powers, env.max_rows}, lengths, widths)
-        self.half = self.length = env.max_length // 2
+        self.half = env.max_length // 2
+        self.length: float = self.half
 
         @cache
         def at_lengths(width: int, rows: int) -> Polyline:

@@ -321,6 +321,19 @@ def _booked(stats: Stats, now: float, rows: int, target: float, host: float, pro
     return book_step(stats, now, (0.0, 0.0, 0.0, 0.0, target, host, 0.0, 0.0, 0.0, 0.0), each, 1 + proposed)
 
 
+@pytest.mark.parametrize(("free", "length"), [(True, 100), (False, 180)])
+def test_a_forward_costs_the_cells_that_are_read_of_its_rows(free: bool, length: int) -> None:
+    """By hand: a slot costs 0.1 seconds, and a forward as many hundredths of a second as cells are read of a row."""
+    stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
+    rows = 2 if free else 1
+    stats.batch, stats.lengths = rows, (20, 180)[-rows:]
+    stats.rows = tuple(RowStats(row, length=one, room=9) for row, one in enumerate(stats.lengths))
+    costs = KnownCosts(lambda width, rows, length: length / 100 + 0.1 * rows * (width - 1))
+    controller = Budget(sized_env(costs, max_rows=4, max_length=200, skips_padding=free), maximum=4)
+    controller.next_k(stats)
+    assert controller.slot_price == pytest.approx(np.full((rows, 4), 0.1 * rows / (length / 100)))
+
+
 def test_one_slow_step_of_the_host_does_not_end_all_proposals() -> None:
     """Nothing is proposed where that seems to cost thirty tokens, and so nothing shows that it does not."""
     stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)

@@ -102,7 +102,7 @@ class Budget(Goodput):
             self._begin(stats)
         rows, count = tuple(row.request for row in stats.rows), len(stats.steps)
         if rows != self._resting or count >= self._due:
-            self._costs_of.length = max(stats.lengths)
+            self._costs_of.length = self._read_cells(stats.lengths)
             for step in stats.steps[self._seen :]:
                 self._prices.seen(stats, step, step.slots(self._padding_is_free))
             self._seen, self._resting, self._due, self._k = count, rows, count + AGAIN, self._most

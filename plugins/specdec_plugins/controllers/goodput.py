@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import ceil, sqrt
 from operator import attrgetter
+from statistics import fmean
 from typing import Annotated
 
 from specdec import Controller, SpecdecError, hookimpl
@@ -104,7 +105,7 @@ class Goodput(Controller):
             self._kept.faded(0.5)
             self._made.faded(0.5)
         if stats.lengths:
-            self._costs_of.length = max(stats.lengths)  # attention reads as many cells for every row
+            self._costs_of.length = self._read_cells(stats.lengths)
         rows = stats.batch, bool(stats.waiting), *(row.request for row in stats.rows)
         unseen = stats.steps[self._seen :]
         # Nothing is seen of proposals while none are made: until a probe is due, the same rows get the same answer.
@@ -117,6 +118,10 @@ class Goodput(Controller):
         self._due, self._resting = 0, rows
         self._k = self._choose()
         return self._k
+
+    def _read_cells(self, lengths: Sequence[int]) -> float:
+        """The cells that attention reads for a row: its own where padding is left out, else those of the longest."""
+        return fmean(lengths) if self._padding_is_free else max(lengths)
 
     def speeds(self) -> list[float]:
         """Predicted tokens per second of a row for K = 0, 1 …, at the calibrated pace."""
