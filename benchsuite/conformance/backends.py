@@ -54,8 +54,8 @@ class BackendChecks(Checks):
             for dtype in case.dtypes:
                 wrong = disagreement(ops, case, dtype, self.device)
                 if wrong:
-                    told = f"linear_of_slots of {self.text} is linear of the slots that count"
-                    raise Failed(told, wrong, f"case {case.name!r} in {dtype}")
+                    claimed = f"linear_of_slots of {self.text} is linear of the slots that count"
+                    raise Failed(claimed, wrong, f"case {case.name!r} in {dtype}")
 
     @pytest.mark.parametrize("draft", ["oracle(0.8)", "draft_model", "tree(beam=2, depth=2)"])
     def test_it_changes_no_output(self, draft: str) -> None:

@@ -39,8 +39,9 @@ class Recorded(Controller):
     """
 
     def __init__(self, run: Stats, most: int) -> None:
-        made: list[Ks] = [tuple(row.proposed for row in step.each) for step in run.steps]
-        self._chosen, self._most = made if run.heeds_price else run.chosen, most
+        self._most, self._chosen = most, run.chosen
+        if run.heeds_price:
+            self._chosen = [tuple(row.proposed for row in step.each) for step in run.steps]
 
     @property
     def max_k(self) -> int:

@@ -58,8 +58,7 @@ class Prices:
         """The price of each row's first, second … proposal: [B, K]. ``closed``: no request comes."""
         rows = stats.batch
         each = [self._verify.at(width, rows) for width in range(1, self._most + 2)]
-        plain, of_late = each[0], max(self._weight, 1e-9)
-        mine = self._slots / of_late if self._weight else 1.0
+        plain, mine = each[0], self._of_late(self._slots, 1.0)
         slots = slot_seconds(each, mine if rows > 1 else 1.0, rows)
         first = max(0.0, self._rest.at(1) - self._rest.at(0))
         slots[0] += first * LATELY**self._idle / rows
@@ -67,10 +66,14 @@ class Prices:
         if closed:
             worth = self._saved(stats, plain, sum(slots) / len(slots))
         else:
-            step = self._verify.at(mine, rows) + self._rest.at(0) + first * self._made / of_late
-            worth = [step / (self._tokens / of_late if self._weight else 1.0) / rows] * rows
+            step = self._verify.at(mine, rows) + self._rest.at(0) + first * self._of_late(self._made, 0.0)
+            worth = [step / self._of_late(self._tokens, 1.0) / rows] * rows
         prices: Price = np.array(slots) / np.array(worth)[:, None]
         return prices
+
+    def _of_late(self, total: float, before: float) -> float:
+        """The mean of a sum over steps; ``before`` the first step."""
+        return total / self._weight if self._weight else before
 
     def _saved(self, stats: Stats, plain: float, slot: float) -> list[float]:
         """Seconds that a token of each row saves. ``plain`` and ``slot``: those of one slot a row, and of one more."""
