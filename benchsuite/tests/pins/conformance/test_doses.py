@@ -76,6 +76,7 @@ DOSES: dict[str, dict[str, str]] = {
         "its_forwards_read_weights": "2 3 99+51 0d2ae1eb",
         "its_own_noise_is_new_in_every_step": "2 3 99+51 54581c6b",
         "its_windows_are_well_formed": "6 12 378+258 12c82e59",
+        "prices_of_slots_change_what_it_proposes_alone": "2 0 0+0 8aa0a82b",
         "q_is_the_distribution_that_its_proposals_were_drawn_from": "3 96 3024+4608 f6c1ef98",
         "sampled_outputs_have_the_targets_distribution": "5 48 1512+6000 5e95576a",
         "what_has_ended_is_remembered_only_where_claimed": "3 4 144+56 1652e820",
