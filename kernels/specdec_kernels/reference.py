@@ -212,9 +212,11 @@ class Reference(Backend):
         return out.view(rows, heads, width, size).transpose(1, 2)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
-        """torch's own product; weights of another dtype are first converted to x's dtype."""
+        """torch's own product; weights and a bias of another dtype are first converted to x's dtype."""
         whole = weight.to(x.dtype) if isinstance(weight, Tensor) else weight.dequantise(x.dtype)
-        return _unrounded(x, whole, bias) if wide and is_half(x.dtype) else F.linear(x, whole, bias)
+        if wide and is_half(x.dtype):
+            return _unrounded(x, whole, bias)
+        return F.linear(x, whole, None if bias is None else bias.to(x.dtype))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """Zhang & Sennrich 1910.07467, equation 4; ``offset`` is 1 in Gemma, 0 elsewhere."""

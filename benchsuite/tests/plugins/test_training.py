@@ -169,6 +169,26 @@ def test_an_eagle3_head_begins_with_the_logits_of_the_eagle_head_that_it_is_begu
         assert (got - wanted).abs().max() < 2e-3 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_head_with_biases_learns_from_states_of_either_dtype(
+    dtype: torch.dtype, text: tuple[Assembly, Corpus]
+) -> None:
+    """Its parameters are float32, and a text's states what the processor multiplies fastest."""
+    model, some = text[0].target.twin(), _with_layers(text).rows(slice(2))
+    eagle = start.eagle_start(model, some.tokens, 1)
+    embedded = model.get_input_embeddings()(some.tokens[:, 1:]).detach()
+    reader = training.Reader(model.get_output_embeddings().weight.detach(), torch.arange(258), dtype)
+    head = start.eagle3_of_eagle(eagle, model, 2, reader.ids, embedded, some.hidden[:, :-1, -1].float(), 0)
+    training.loss_of(head, OPS, reader, embedded.to(dtype), some.hidden.to(dtype), some.answer, 2).backward()
+    [layer] = head.stack()
+    assert layer.qkv_bias is not None
+    for learnt in (layer.qkv, layer.qkv_bias, layer.out_bias, head.fusion):
+        assert learnt is not None
+        assert learnt.grad is not None
+        assert learnt.grad.isfinite().all()
+        assert learnt.grad.any()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [(), (0, 1)], ids=["no layers", "two layers"])
 def test_the_corpus_alternates_turns_resumes_and_keeps_the_states_that_it_names(
