@@ -135,7 +135,7 @@ class Forwards:
     """
 
     def __init__(self, calibrated: Callable[[float, int], float]) -> None:
-        self._calibrated = calibrated
+        self.calibrated = calibrated
         self._late: deque[float] = deque(maxlen=PACE)  # logarithms of seen over expected
         # By whole width and rows: forwards seen, sum of their logarithms.
         self._wrong: dict[tuple[int, int], tuple[int, float]] = {}
@@ -145,7 +145,7 @@ class Forwards:
         """Add one measurement; 0 seconds, of a clock too coarse for it, say nothing."""
         if seconds <= 0:
             return
-        late = log(seconds / self._calibrated(width, rows))
+        late = log(seconds / self.calibrated(width, rows))
         if self._late:
             key = round(width), rows
             count, total = self._wrong.get(key, (0, 0.0))
@@ -155,7 +155,7 @@ class Forwards:
 
     def at(self, width: float, rows: int) -> float:
         """Seconds for ``width`` slots of ``rows`` rows, at the calibrated pace."""
-        return self._calibrated(width, rows) * exp(self._correction(width, rows))
+        return self.calibrated(width, rows) * exp(self._correction(width, rows))
 
     def _correction(self, width: float, rows: int) -> float:
         count, total = self._wrong.get((round(width), rows), (0, 0.0))

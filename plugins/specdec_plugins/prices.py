@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
-from math import exp
+from math import exp, log
+from statistics import median
 
 import numpy as np
 
 from specdec.lengths import Price
 from specdec.stats import Stats, Step
-from specdec_plugins.forecast import Forwards, Times
+from specdec_plugins.forecast import PACE, Forwards, Times
 
 LATELY = 0.95
 """Factor by which a new step reduces the weight of the older ones in what a row does of late, and by which a step
@@ -23,6 +25,47 @@ end together end sooner only if each of them does. Without it eight chats took u
 
 BEGUN = 2
 """Steps without proposals that a row has besides its own, in what it emits and proposes in a step."""
+
+KEEP_LINE, TRUST_LINE, SLOW = 0.98, 0.06, 1.25
+"""Of the line through forwards of late: what a new one leaves of the older, the weight of the expected slope, and how
+far from the line a forward counts. Seconds of a forward vary by 5 %, and a calibrated slope is off by 20 %: the weight
+is the square of their ratio."""
+
+
+class Line:
+    """What further slots really add to a forward, from those of a run: level + slope · x at the machine's pace.
+
+    x is what they were expected to add, over the expected seconds of one slot a row; a level and a slope of 1 are what
+    was expected. The pace is that of the last few forwards, so that a machine that slows down while windows become
+    narrow does not make slots look cheap.
+
+    Example: ``Line().at(0.3)`` is ``1.3``.
+    """
+
+    def __init__(self) -> None:
+        self._late: deque[float] = deque(maxlen=PACE)  # logarithms of seen over expected
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0  # sums over forwards
+
+    def seen(self, x: float, y: float) -> None:
+        """Add a forward that took ``y``; one that something else slowed down counts as a little slow."""
+        expected = self.at(x)
+        self._late.append(log(y / expected))
+        y = min(max(y / exp(median(self._late)), expected / SLOW), expected * SLOW)
+        self._weight = KEEP_LINE * self._weight + 1
+        self._x = KEEP_LINE * self._x + x
+        self._y = KEEP_LINE * self._y + y
+        self._xx = KEEP_LINE * self._xx + x * x
+        self._xy = KEEP_LINE * self._xy + x * y
+
+    def at(self, x: float) -> float:
+        """What a forward takes of which ``x`` was expected."""
+        if not self._weight:
+            return 1 + x
+        x_mean, y_mean = self._x / self._weight, self._y / self._weight
+        usual = y_mean / (1 + x_mean)  # if all is as much slower than expected
+        with_x = self._xy - self._weight * x_mean * y_mean + TRUST_LINE * usual
+        slope = max(0.0, with_x / (self._xx - self._weight * x_mean**2 + TRUST_LINE))
+        return y_mean + slope * (x - x_mean)
 
 
 class Prices:
@@ -39,6 +82,7 @@ class Prices:
 
     def __init__(self, verify: Forwards, rest: Times, most: int, surcharge: float) -> None:
         self._verify, self._rest, self._most, self._surcharge = verify, rest, most, surcharge
+        self._line = Line()
         self._weight, self._tokens, self._slots, self._made = 0.0, 0.0, 0.0, 0.0  # sums over steps of late, a row
         self._idle = 0  # steps since the last proposals
 
@@ -47,6 +91,9 @@ class Prices:
         times = stats.times(step)
         made = min(step.proposed, 1)
         self._verify.seen(slots, step.rows, times.target)
+        if times.target > 0:
+            plain, expected = (self._verify.calibrated(width, step.rows) for width in (1, slots))
+            self._line.seen(expected / plain - 1, times.target / plain)
         self._rest.seen(made, (times.rest + times.draft) / self._verify.pace)
         self._idle = 0 if made else self._idle + 1
         self._weight = LATELY * self._weight + 1
@@ -57,7 +104,7 @@ class Prices:
     def of(self, stats: Stats, closed: bool) -> Price:
         """The price of each row's first, second … proposal: [B, K]. ``closed``: no request comes."""
         rows = stats.batch
-        each = [self._verify.at(width, rows) for width in range(1, self._most + 2)]
+        each = [self._forward(width, rows) for width in range(1, self._most + 2)]
         plain, mine = each[0], self._of_late(self._slots, 1.0)
         slots = slot_seconds(each, mine if rows > 1 else 1.0, rows)
         first = max(0.0, self._rest.at(1) - self._rest.at(0))
@@ -66,10 +113,17 @@ class Prices:
         if closed:
             worth = self._saved(stats, plain, sum(slots) / len(slots))
         else:
-            step = self._verify.at(mine, rows) + self._rest.at(0) + first * self._of_late(self._made, 0.0)
+            step = self._forward(mine, rows) + self._rest.at(0) + first * self._of_late(self._made, 0.0)
             worth = [step / self._of_late(self._tokens, 1.0) / rows] * rows
         prices: Price = np.array(slots) / np.array(worth)[:, None]
         return prices
+
+    def _forward(self, width: float, rows: int) -> float:
+        """Seconds of a forward, as the run's own show them: of each width, or of several rows of any mean width."""
+        if rows == 1:
+            return self._verify.at(width, rows)
+        plain = self._verify.calibrated(1, rows)
+        return plain * self._line.at(self._verify.calibrated(width, rows) / plain - 1)
 
     def _of_late(self, total: float, before: float) -> float:
         """The mean of a sum over steps; ``before`` the first step."""
@@ -78,7 +132,7 @@ class Prices:
     def _saved(self, stats: Stats, plain: float, slot: float) -> list[float]:
         """Seconds that a token of each row saves. ``plain`` and ``slot``: those of one slot a row, and of one more."""
         steps = [row.steps + BEGUN for row in stats.rows]
-        more = max(0.0, plain - self._verify.at(1, 1)) / (stats.batch - 1)
+        more = max(0.0, plain - self._forward(1, 1)) / (stats.batch - 1)
         saved = seconds_of_tokens(
             [row.room + 1 for row in stats.rows],
             [1 + sum(row.accepted_per_pos) / count for row, count in zip(stats.rows, steps, strict=True)],

@@ -26,7 +26,7 @@ from specdec_plugins.controllers.budget import Budget
 from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.drafts.suffix import Suffix
 from specdec_plugins.lookup import EVEN, KEEP_TRUE, PRIOR, CameTrue, Foretold, Lookup
-from specdec_plugins.prices import seconds_of_tokens, slot_seconds
+from specdec_plugins.prices import SLOW, Line, seconds_of_tokens, slot_seconds
 
 _ENV: Any = None
 
@@ -68,6 +68,32 @@ def test_slots_add_up_to_the_seconds_of_a_wider_window(others: float, rows: int,
 
     expected = [seconds(others + proposals / rows) - seconds(others) for proposals in range(1, len(each))]
     assert found == pytest.approx(expected, abs=1e-9)
+
+
+@given(
+    st.sampled_from([0.4, 1.0, 1.8]),
+    st.lists(st.floats(0.5, 3.0), min_size=1, max_size=3),
+    st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.6]), min_size=20, max_size=40),
+)
+def test_a_line_through_forwards_ends_at_what_slots_cost_whatever_the_pace(
+    slope: float, paces: list[float], widths: list[float]
+) -> None:
+    """The machine's pace changes between the times in which windows of all these widths come."""
+    line = Line()
+    for pace in paces:
+        for x in [*widths, 0.0, 0.6, 0.3, 0.6, 0.0] * 6:
+            line.seen(x, pace * (1 + slope * x))
+    assert line.at(0.5) / line.at(0.0) == pytest.approx(1 + slope * 0.5, rel=0.05)
+
+
+def test_a_forward_that_something_else_slowed_down_hardly_moves_the_line() -> None:
+    """By hand: of fifty forwards one took thirty times as long, and counts as a quarter too long."""
+    line = Line()
+    for turn in range(50):
+        x = turn % 5 / 10
+        line.seen(x, (1 + x) * (30 if turn == 44 else 1))
+    for at in (0.0, 0.4):
+        assert abs(line.at(at) / (1 + at) - 1) < (SLOW - 1) / 10
 
 
 def test_a_token_of_the_last_row_saves_whole_steps_and_of_others_what_they_add() -> None:
@@ -359,6 +385,25 @@ def test_the_price_is_that_of_as_many_rows_as_there_are() -> None:
         for _ in range(20):
             now = _booked(stats, now, rows, 1.0, 0.0)
             controller.next_k(stats)
+
+
+@pytest.mark.parametrize("real", [0.5, 1.0, 1.6])
+@pytest.mark.parametrize("pace", [1.0, 3.0])
+def test_the_price_of_a_slot_is_what_it_costs_in_the_run(real: float, pace: float) -> None:
+    """Four rows, in which a slot was expected to cost 0.1 seconds and costs ``real`` times that; the machine's pace
+    changes when nothing is proposed any more."""
+    stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
+    controller, now = _priced(stats, lambda width, rows: 1 + 0.1 * rows * (width - 1), 4), 0.0
+    for turn in range(140):
+        controller.next_k(stats)
+        if turn < 80:
+            proposed = turn % 4
+            now = _booked(stats, now, 4, 1 + 0.4 * real * proposed, 0.0, proposed)
+        else:
+            now = _booked(stats, now, 4, pace, 0.0)
+    stats.rows = tuple(RowStats(row, length=20, room=9) for row in range(4, 8))
+    controller.next_k(stats)
+    assert controller.slot_price == pytest.approx(np.full((4, 4), 0.4 * real), rel=0.15)
 
 
 def test_budget_gives_no_price_where_a_wide_row_costs_in_every_row_or_nobody_heeds_it() -> None:
