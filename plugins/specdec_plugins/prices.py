@@ -65,7 +65,7 @@ class Line:
         usual = y_mean / (1 + x_mean)  # if all is as much slower than expected
         with_x = self._xy - self._weight * x_mean * y_mean + TRUST_LINE * usual
         slope = max(0.0, with_x / (self._xx - self._weight * x_mean**2 + TRUST_LINE))
-        return y_mean + slope * (x - x_mean)
+        return max(y_mean + slope * (x - x_mean), usual / 4)
 
 
 class Prices:

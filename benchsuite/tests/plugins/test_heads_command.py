@@ -80,7 +80,7 @@ def test_the_options_of_train_are_these_and_have_these_defaults(kind: str) -> No
             "deep": 2,
             "batch": 12,
             "rate": 0.025,
-            "vocabulary": 8192,
+            "vocabulary": None,
             "seed": 0,
         },
     }
@@ -246,8 +246,9 @@ def test_training_gets_what_was_given_and_leaves_a_record(
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize(("asked", "ids"), [("", [1, 2]), ("--vocabulary 3", None)], ids=["its own tokens", "others"])
 def test_training_begins_with_a_heads_file_where_one_is_given(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: str, ids: list[int] | None, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, model = small_corpus(tmp_path / "c"), catalog.load("tiny", CPU, torch.float32).model
     first: Any = (
@@ -256,13 +257,13 @@ def test_training_begins_with_a_heads_file_where_one_is_given(
     first.norm.data.fill_(0.25)
     files.save(tmp_path / "first.safetensors", first, torch.tensor([1, 2]), model)
     watched = Watched(monkeypatch, [])
-    given = f"train {kind} --target tiny --device cpu --vocabulary 3".split()
+    given = f"train {kind} --target tiny --device cpu {asked}".split()
     paths = [str(part) for name in ("c", "r") for part in ("--corpus" if name == "c" else "--run", tmp_path / name)]
     more = ["--out", str(tmp_path / "o.safetensors"), "--begin", str(tmp_path / "first.safetensors")]
     command.heads_main([*given, *paths, *more])
     [(head, _, reader, *_)] = watched.given
     assert watched.begun == []
-    assert reader.ids.tolist() == [1, 2], "what it learnt is of its own tokens, and a small text has few"
+    assert reader.ids.tolist() == (ids or training.frequent(text.tokens, 3).tolist())
     assert type(head) is type(first)
     assert head.norm.tolist() == [0.25] * 64
     assert all(p.requires_grad for p in head.parameters())

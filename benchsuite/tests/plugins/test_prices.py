@@ -96,6 +96,15 @@ def test_a_forward_that_something_else_slowed_down_hardly_moves_the_line() -> No
         assert abs(line.at(at) / (1 + at) - 1) < (SLOW - 1) / 10
 
 
+def test_a_forward_takes_time_however_much_dearer_wide_ones_are_than_expected() -> None:
+    """Behind a width a backend may take another way, so that the line through wide forwards is below 0 for narrow ones."""
+    line = Line()
+    for turn in range(90):
+        x = 0.8 + turn % 3 / 10
+        line.seen(x, 10 * x**4)
+        assert line.at(0.0) > 0
+
+
 def test_a_token_of_the_last_row_saves_whole_steps_and_of_others_what_they_add() -> None:
     """Beside the time to the end of all, step by step, of rows whose ends are far apart."""
 

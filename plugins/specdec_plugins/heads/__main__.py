@@ -30,6 +30,9 @@ from specdec_plugins.heads.eagle3_head import Eagle3Head
 from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.medusa_heads import MedusaHeads
 
+VOCABULARY = 8192
+"""Tokens that a head knows, unless another number is given."""
+
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
@@ -81,8 +84,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--vocabulary",
         type=int,
-        default=8192,
-        help="how many of the most frequent tokens, without --begin; mtp: all (default: %(default)s)",
+        help=f"how many of the most frequent tokens (default: {VOCABULARY}, or with --begin that head's own; mtp: all)",
     )
     train.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     return whole
@@ -159,12 +161,12 @@ def _begun(
     given: argparse.Namespace, model: PreTrainedModel, text: corpus.Corpus
 ) -> tuple[training.Head, torch.Tensor]:
     """The head with which training begins, and the ids of its vocabulary: those of the head's file if it has one."""
-    ids = training.frequent(text.tokens, given.vocabulary)
+    ids = training.frequent(text.tokens, given.vocabulary or VOCABULARY)
     tokens = text.tokens[:4].to(model.device)
     if given.kind == "medusa":
         if given.begin:
             heads, its_ids = files.load_medusa(given.begin, _read_by(model))
-            return heads.requires_grad_(True), its_ids
+            return heads.requires_grad_(True), ids if given.vocabulary else its_ids
         return start.medusa(model, tokens, given.seed, given.heads, given.wide), ids
     if given.kind in ("dflash", "mtp"):
         if given.begin:
@@ -178,7 +180,7 @@ def _begun(
         return _begun_eagle3(given, model, text, ids)
     if given.begin:
         head, its_ids = files.load_eagle(given.begin, _read_by(model))
-        return head.requires_grad_(True), its_ids
+        return head.requires_grad_(True), ids if given.vocabulary else its_ids
     return start.eagle_start(model, tokens, given.seed), ids
 
 
@@ -190,11 +192,12 @@ def _begun_eagle3(
     if not given.begin:
         return start.eagle3_start(model, len(text.layers), ids, given.seed), ids
     eagle, its_ids = files.load_eagle(given.begin, _read_by(model))
+    ids = ids if given.vocabulary else its_ids
     tokens = text.tokens[:4].to(model.device)
     # What the other head learnt is of its own tokens.
     embedded = F.embedding(tokens[:, 1:], model.get_input_embeddings().weight)
     hidden = training.final(text.hidden[:4]).to(embedded)[:, :-1]
-    return start.eagle3_of_eagle(eagle, model, len(text.layers), its_ids, embedded, hidden, given.seed), its_ids
+    return start.eagle3_of_eagle(eagle, model, len(text.layers), ids, embedded, hidden, given.seed), ids
 
 
 def _refuse_without_layers(given: argparse.Namespace, text: corpus.Corpus, usual: Sequence[int]) -> None:
