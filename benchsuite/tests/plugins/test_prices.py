@@ -97,7 +97,7 @@ def test_a_forward_that_something_else_slowed_down_hardly_moves_the_line() -> No
 
 
 def test_a_forward_takes_time_however_much_dearer_wide_ones_are_than_expected() -> None:
-    """Behind a width a backend may take another way, so that the line through wide forwards is below 0 for narrow ones."""
+    """Behind a width a backend may take another way; the line through wide forwards is then below 0 for narrow ones."""
     line = Line()
     for turn in range(90):
         x = 0.8 + turn % 3 / 10
