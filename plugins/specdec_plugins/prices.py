@@ -91,7 +91,7 @@ class Prices:
         times = stats.times(step)
         made = min(step.proposed, 1)
         self._verify.seen(slots, step.rows, times.target)
-        if times.target > 0:
+        if times.target > 0 and step.rows > 1:
             plain, expected = (self._verify.calibrated(width, step.rows) for width in (1, slots))
             self._line.seen(expected / plain - 1, times.target / plain)
         self._rest.seen(made, (times.rest + times.draft) / self._verify.pace)

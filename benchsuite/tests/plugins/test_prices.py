@@ -415,6 +415,23 @@ def test_the_price_of_a_slot_is_what_it_costs_in_the_run(real: float, pace: floa
     assert controller.slot_price == pytest.approx(np.full((4, 4), 0.4 * real), rel=0.15)
 
 
+def test_what_a_slot_costs_beside_one_row_says_nothing_of_many() -> None:
+    """A wide window of one row is computed in another way than the slots of many rows."""
+    stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
+    controller, now = _priced(stats, lambda width, rows: 1 + 0.1 * rows * (width - 1), 1), 0.0
+    for turn in range(60):
+        controller.next_k(stats)
+        now = _booked(stats, now, 1, 1 + 0.3 * (turn % 4), 0.0, turn % 4)
+    stats.batch, stats.lengths = 4, (20,) * 4
+    stats.rows = tuple(RowStats(row, length=20, room=9) for row in range(4))
+    for _ in range(60):
+        controller.next_k(stats)
+        now = _booked(stats, now, 4, 1.0, 0.0)
+    stats.rows = tuple(RowStats(row, length=20, room=9) for row in range(4, 8))
+    controller.next_k(stats)
+    assert controller.slot_price == pytest.approx(np.full((4, 4), 0.4), rel=0.1)
+
+
 def test_budget_gives_no_price_where_a_wide_row_costs_in_every_row_or_nobody_heeds_it() -> None:
     stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
     controller = _priced(stats, lambda width, rows: float(width), 2, free=False)
