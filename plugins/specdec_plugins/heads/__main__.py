@@ -160,7 +160,8 @@ def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
 def _begun(
     given: argparse.Namespace, model: PreTrainedModel, text: corpus.Corpus
 ) -> tuple[training.Head, torch.Tensor]:
-    """The head with which training begins, and the ids of its vocabulary: those of the head's file if it has one."""
+    """The head with which training begins, and the ids of its vocabulary: those of the head's file if
+    it has one and ``--vocabulary`` is not given."""
     ids = training.frequent(text.tokens, given.vocabulary or VOCABULARY)
     tokens = text.tokens[:4].to(model.device)
     if given.kind == "medusa":
