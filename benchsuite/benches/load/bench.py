@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from typing import Any
 
 from benchsuite.benches.load.crossover import Crossover, crossover
 from benchsuite.benches.load.equal_outputs import UnequalOutput, unequal_output
 from benchsuite.benches.load.load_figures import LoadFigures, curves, load_figures, token_ids_of
 from benchsuite.benches.load.measured_load import MeasuredLoad
+from benchsuite.benches.load.queue_block import QueueBlock
 from benchsuite.benches.load.served_queue import ServedQueue, request_number
 from benchsuite.benches.serving.figures import Slo
-from benchsuite.benches.serving.load import ServedBlock, Traffic
+from benchsuite.benches.serving.load import Traffic
 from benchsuite.benches.serving.turns import BlockPlan, group_size, plan_blocks
 from benchsuite.judge.ties import Judge, too_many
 from benchsuite.measure.arms import SAMPLED, Arm
@@ -28,8 +30,9 @@ from specdec.request import Request, SamplingParams
 
 PLAIN, AGAIN = "plain", "plain again"
 
-OFTEN = 2
-"""Requests of a closed block, in times of those at once: a tail follows as many as the load has."""
+OFTEN, LEAST = 2, 1.75
+"""Requests of a closed block, in times of those at once, where there are as many, and at least: of as many as places a
+tail would follow the first end, and nothing would tell what a slot costs (``BusyPart.full_s``)."""
 
 WARM = 8
 """Tokens of the requests that every arm decodes before a load is timed."""
@@ -59,8 +62,9 @@ class LoadBench:
     ``name`` is what it is called where there are several; ``arms`` have one setting. ``keep`` is called with each load
     when all of it was measured; one that was taken back with ``go_on`` is not measured again.
 
-    Raises SpecdecError for names, options or a K that do not exist, and where there are fewer prompts than a load has
-    at once. Example: ``LoadBench("tiny", loaded, target, arms, plan).measure(Traffic(concurrency=2))``
+    Raises SpecdecError for names, options or a K that do not exist, and where there are fewer prompts than ``LEAST``
+    times what a load has at once.
+    Example: ``LoadBench("tiny", loaded, target, arms, plan).measure(Traffic(concurrency=2))``
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class LoadBench:
         )
         self.params = replace(plan.sampling, eos=catalog.end_tokens(loaded.model))
         self.judge = Judge(target, self.prompts[0][1])
-        self.blocks: dict[Traffic, list[ServedBlock]] = {}
+        self.blocks: dict[Traffic, list[QueueBlock]] = {}
         self.exact: dict[str, bool] = {}
         self._whole = set[Traffic]()
         for load in plan.loads:
@@ -102,10 +106,12 @@ class LoadBench:
     def places(self, load: Traffic) -> list[int]:
         """The places of a load's prompts: as many as make ``FEWEST`` blocks, or all; of every workload alike."""
         at_once = load.concurrency or 1
-        if at_once > len(self.prompts):
+        needed = ceil(LEAST * at_once) if at_once > 1 else 1
+        if needed > len(self.prompts):
             raise SpecdecError(
-                f"{load.label} takes as many different prompts, and there are {len(self.prompts)}: name more workloads "
-                "(--specdec-workload), more --specdec-prompts, or a smaller load"
+                f"{load.label} takes {needed} different prompts, so that places serve a second one, and there are "
+                f"{len(self.prompts)}: name more workloads (--specdec-workload), more --specdec-prompts, or a smaller "
+                "load"
             )
         return list(range(min(len(self.prompts), FEWEST * self.size(load))))
 

@@ -2,61 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from benchsuite.benches.load.served_queue import PREFILL
-from benchsuite.benches.serving.load import ServedBlock
+from benchsuite.benches.load.queue_block import QueueBlock, QueueStep
 
 
 @dataclass(frozen=True)
 class BusyPart:
-    """What came in a block until a place stays empty (``busy``), and in the rest, the ``tail``.
+    """The steps of a block until a place stays empty (``busy``), and the rest, the ``tail``.
 
-    ``steps``: emissions of requests, one a request and step. ``read_s``: of the seconds, those in which prompts were
-    read and nothing else ran.
+    ``other_s``: seconds of the block that are in no step, in which prompts were read; ``at_once``: its places.
     """
 
-    busy_tokens: int
-    busy_steps: int
-    busy_s: float
-    busy_read_s: float
-    tail_tokens: int
-    tail_steps: int
-    tail_s: float
-    tail_read_s: float
+    busy: tuple[QueueStep, ...]
+    tail: tuple[QueueStep, ...]
+    other_s: float
+    at_once: int
 
     @property
     def tokens(self) -> int:
         """All tokens of the block."""
-        return self.busy_tokens + self.tail_tokens
+        return sum(step.emitted for step in (*self.busy, *self.tail))
+
+    @property
+    def tail_s(self) -> float:
+        """Seconds of the tail."""
+        return sum(step.seconds for step in self.tail)
 
     @property
     def full_s(self) -> float | None:
-        """What the block would take if no place stayed empty: the reading of its prompts, and all steps of its requests
-        at the pace of the busy ones; None where there is none.
+        """What the block would take if no place stayed empty; None where no step was busy.
 
-        The tokens of the busy part over its seconds would be another speed: most prompts are read in it, and requests
-        with fewer tokens a step have more of theirs in the tail.
+        That is ``other_s``, and as many steps as its rows need with all places taken, at the mean of the busy ones'
+        seconds after a correction. In a load without an end requests have windows as long, in the mean over their
+        steps, as in the whole block; in its busy part those with long windows, which end sooner, are too many. The mean
+        is therefore moved along the line of least squares through the busy steps, seconds over slots, to the mean slots
+        of a row in the whole block (a regression estimator: Cochran, Sampling Techniques, chapter 7).
+
+        The line needs places that serve a second request: of as many requests as places all busy steps have the same
+        rows.
         """
-        if not self.busy_steps:
+        if not self.busy:
             return None
-        each = (self.busy_s - self.busy_read_s) / self.busy_steps
-        return self.busy_read_s + self.tail_read_s + each * (self.busy_steps + self.tail_steps)
+        rows = sum(step.rows for step in (*self.busy, *self.tail))
+        slots = sum(step.slots for step in (*self.busy, *self.tail)) * self.at_once / rows
+        each = fmean(step.seconds for step in self.busy)
+        moved = slots - fmean(step.slots for step in self.busy)
+        return self.other_s + (each + moved * _slope(self.busy)) * rows / self.at_once
 
 
-def busy_part(block: ServedBlock, at_once: int) -> BusyPart:
+def busy_part(block: QueueBlock, at_once: int) -> BusyPart:
     """Return the parts of a closed block of ``at_once`` requests at once.
 
-    A request follows each that ends while there is one. Of m requests the end of number m - at_once + 1, in the order
-    of their ends, is therefore the first after which a place stays empty: there the tail begins.
+    A request follows each that ends while there is one: from the first step with fewer rows on all have fewer.
     """
-    begun = min(one.sent_s for one in block.sent)
-    ends = sorted(one.ended_s for one in block.sent)
-    full = ends[max(len(ends) - at_once, 0)]
-    answered = [(one.sent_s, one.reply) for one in block.sent if one.reply is not None]
-    tokens = [(sent + chunk.seconds, chunk.tokens or 0) for sent, reply in answered for chunk in reply.chunks]
-    reads = [(sent, float(reply.body[PREFILL])) for sent, reply in answered]
-    busy, later = ([number for at, number in tokens if (at <= full) is early] for early in (True, False))
-    read = sum(seconds for sent, seconds in reads if sent < full)
-    rest = sum(seconds for _, seconds in reads) - read
-    return BusyPart(sum(busy), len(busy), full - begun, read, sum(later), len(later), ends[-1] - full, rest)
+    busy = tuple(step for step in block.steps if step.rows == at_once)
+    tail = tuple(step for step in block.steps if step.rows < at_once)
+    return BusyPart(busy, tail, block.seconds - sum(step.seconds for step in block.steps), at_once)
+
+
+def _slope(steps: Sequence[QueueStep]) -> float:
+    """Seconds a slot, by least squares: 0 at least, and at most what it is if nothing else takes time.
+
+    0 where all steps have as many slots. The limits matter where few steps differ, and by little.
+    """
+    middle = fmean(step.slots for step in steps)
+    spread = sum((step.slots - middle) ** 2 for step in steps)
+    if not spread:
+        return 0.0
+    slope = sum((step.slots - middle) * step.seconds for step in steps) / spread
+    return min(max(slope, 0.0), fmean(step.seconds for step in steps) / middle)

@@ -8,9 +8,10 @@ from math import exp, log
 from statistics import fmean
 
 from benchsuite.benches.load.busy import busy_part
+from benchsuite.benches.load.queue_block import QueueBlock
 from benchsuite.benches.load.served_queue import TOKEN_IDS
 from benchsuite.benches.serving.figures import EndpointFigures, Slo, endpoint_figures
-from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic
+from benchsuite.benches.serving.load import Sent, Traffic
 from benchsuite.benches.serving.speed import PairedLog, mean_of_groups
 from benchsuite.measure.interval import FEWEST, NONE, Estimate, LogMean, mean_of_strata, student
 
@@ -45,7 +46,7 @@ class LoadFigures:
 
 
 def load_figures(
-    blocks: Sequence[ServedBlock],
+    blocks: Sequence[QueueBlock],
     names: Sequence[str],
     workloads: Sequence[str],
     load: Traffic,
@@ -64,17 +65,17 @@ def load_figures(
 
 
 def _figures(
-    served: EndpointFigures, mine: Sequence[ServedBlock], base: Sequence[ServedBlock], load: Traffic
+    served: EndpointFigures, mine: Sequence[QueueBlock], base: Sequence[QueueBlock], load: Traffic
 ) -> LoadFigures:
     logs = block_logs(mine, base, load)
     busy = tail = share = None
     if load.concurrency and mine:
         parts = [busy_part(block, load.concurrency) for block in mine]
-        busy_s, tail_s = sum(part.busy_s for part in parts), sum(part.tail_s for part in parts)
+        whole_s, tail_s = sum(block.seconds for block in mine), sum(part.tail_s for part in parts)
         full = [(part.tokens, seconds) for part in parts if (seconds := part.full_s)]
         busy = sum(tokens for tokens, _ in full) / sum(seconds for _, seconds in full) if full else None
-        share = tail_s / (busy_s + tail_s) if busy_s + tail_s else None
-        tail = sum(part.tail_tokens for part in parts) / tail_s if share and share >= SHORT else None
+        share = tail_s / whole_s if whole_s else None
+        tail = sum(step.emitted for part in parts for step in part.tail) / tail_s if share and share >= SHORT else None
     pairs = list(_outputs(mine, base))
     equal = sum(ours == its for ours, its in pairs)
     return LoadFigures(
@@ -82,18 +83,18 @@ def _figures(
     )
 
 
-def _outputs(mine: Sequence[ServedBlock], base: Sequence[ServedBlock]) -> list[tuple[list[int], list[int]]]:
+def _outputs(mine: Sequence[QueueBlock], base: Sequence[QueueBlock]) -> list[tuple[list[int], list[int]]]:
     """The token ids of both answers to each prompt of a round."""
     theirs = token_ids_of(base)
     return [(ids, theirs[key]) for key, ids in token_ids_of(mine).items() if key in theirs]
 
 
-def token_ids_of(blocks: Sequence[ServedBlock]) -> dict[tuple[int, int], list[int]]:
+def token_ids_of(blocks: Sequence[QueueBlock]) -> dict[tuple[int, int], list[int]]:
     """Return the token ids of every answer, by its round and the place of its prompt."""
     return {(block.round, one.prompt): one.reply.body[TOKEN_IDS] for block in blocks for one in block.sent if one.reply}
 
 
-def block_logs(mine: Sequence[ServedBlock], base: Sequence[ServedBlock], load: Traffic) -> list[PairedLog]:
+def block_logs(mine: Sequence[QueueBlock], base: Sequence[QueueBlock], load: Traffic) -> list[PairedLog]:
     """Return the log of how many times as fast each block was as plain's of the same prompts in the same round."""
     theirs = {(block.group, block.round): block for block in base}
     found = []
@@ -107,7 +108,7 @@ def block_logs(mine: Sequence[ServedBlock], base: Sequence[ServedBlock], load: T
     return found
 
 
-def _slowness(block: ServedBlock, load: Traffic) -> float | None:
+def _slowness(block: QueueBlock, load: Traffic) -> float | None:
     """The log of what a block costs: seconds per token with all places taken, or of its requests from when they were
     due."""
     if load.concurrency:

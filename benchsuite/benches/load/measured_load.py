@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchsuite.benches.load.queue_block import QueueBlock, QueueStep
 from benchsuite.benches.serving.bench import sent_from_json, sent_json
-from benchsuite.benches.serving.load import ServedBlock, Traffic
+from benchsuite.benches.serving.load import Traffic
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class MeasuredLoad:
 
     load: Traffic
     exact: Mapping[str, bool]
-    blocks: Sequence[ServedBlock]
+    blocks: Sequence[QueueBlock]
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -29,12 +30,19 @@ class MeasuredLoad:
     def from_json(content: Mapping[str, Any]) -> MeasuredLoad:
         """Return what ``as_json`` wrote. Raises KeyError or TypeError for anything else."""
         blocks = [
-            ServedBlock(one["arm"], one["round"], tuple(map(sent_from_json, one["sent"])), one["group"])
+            QueueBlock(
+                one["arm"],
+                one["round"],
+                tuple(map(sent_from_json, one["sent"])),
+                one["group"],
+                steps=tuple(QueueStep(*step) for step in one["steps"]),
+            )
             for one in content["blocks"]
         ]
         return MeasuredLoad(Traffic(**content["load"]), content["exact"], blocks)
 
 
-def _block_json(block: ServedBlock) -> dict[str, Any]:
+def _block_json(block: QueueBlock) -> dict[str, Any]:
     sent = [sent_json(one) for one in block.sent]
-    return {"arm": block.endpoint, "round": block.round, "group": block.group, "sent": sent}
+    steps = [*map(list, block.steps)]
+    return {"arm": block.endpoint, "round": block.round, "group": block.group, "sent": sent, "steps": steps}

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
 
-from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic, due_times
+from benchsuite.benches.load.queue_block import QueueBlock, QueueStep
+from benchsuite.benches.serving.load import Sent, Traffic, due_times
 from benchsuite.benches.serving.turns import BlockPlan
 from specdec.characters import decoded
 from specdec.engine import Engine
@@ -18,9 +19,6 @@ from specdec_plugins.endpoints.replies import Chunk, Reply
 
 TOKEN_IDS = "token_ids"
 """The name in ``Reply.body`` of an output's token ids."""
-
-PREFILL = "prefill_s"
-"""The name in ``Reply.body`` of the seconds in which the prompt was read, and nothing else ran."""
 
 
 def request_number(turn: int, place: int, prompts: int) -> int:
@@ -48,12 +46,15 @@ class ServedQueue:
         self.engine, self.prompts, self.params, self.tokenizer = engine, prompts, params, engine.tokenizer
         engine.run([])
 
-    def block(self, plan: BlockPlan, load: Traffic) -> ServedBlock:
+    def block(self, plan: BlockPlan, load: Traffic) -> QueueBlock:
         """Serve the prompts of a block to their ends, under a load; requests beyond the engine's rows wait."""
         if self.engine.draft:
             self.engine.draft.forget()
+        stats = self.engine.stats
+        before = len(stats.steps)
         sent = self._served(plan, load)
-        return ServedBlock(plan.endpoint, plan.round, tuple(sent), plan.group)
+        steps = tuple(QueueStep.of(step, stats) for step in stats.steps[before:])
+        return QueueBlock(plan.endpoint, plan.round, tuple(sent), plan.group, steps=steps)
 
     def _served(self, plan: BlockPlan, load: Traffic) -> list[Sent]:
         """Every request and its reply, in the order of their ends."""
@@ -86,6 +87,6 @@ class ServedQueue:
         """A completion as a server's reply: a piece for each emission, which says its tokens and not its text."""
         text = decoded(self.tokenizer, done.tokens, special=False)
         chunks = tuple(Chunk(at, "", len(list(tokens))) for at, tokens in groupby(done.times))
-        said = {TOKEN_IDS: list(done.tokens), PREFILL: done.prefill_s}
+        said = {TOKEN_IDS: list(done.tokens)}
         sizes = len(done.request.prompt), len(done.tokens)
         return Reply(text, (), chunks, done.times[-1], *sizes, done.finish_reason, 1, said)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, linear_regression, median
 from types import SimpleNamespace
 from typing import Any
 
@@ -226,16 +226,22 @@ def test_figures_are_those_of_the_records(live_loads: LoadBench) -> None:
 
 
 def busy_speed(block: dict[str, Any], at_once: int) -> float:
-    """Tokens over the prefill of all prompts and the time of all emissions, of which each takes what those took that
-    came before as many requests were left as run at once."""
-    sent = block["sent"]
-    ends = sorted(s["ended_s"] for s in sent)
-    full = next(end for count, end in enumerate(ends, 1) if count + at_once > len(sent))
-    emissions = [s["sent_s"] + at for s in sent for at, _, _ in s["chunks"]]
-    decoding = full - min(s["sent_s"] for s in sent) - sum(s["body"]["prefill_s"] for s in sent if s["sent_s"] < full)
-    each = decoding / sum(at <= full for at in emissions)
-    seconds = sum(s["body"]["prefill_s"] + each * len(s["chunks"]) for s in sent)
-    return float(sum(s["usage"][1] for s in sent) / seconds)
+    """Tokens over what is in no step and what every emission takes on the line through the steps of all places, a
+    slot of which costs 0 at least, and its part of the time at most."""
+    sent, steps = block["sent"], block["steps"]
+    emissions = sum(len(s["chunks"]) for s in sent)
+    assert emissions == sum(rows for rows, *_ in steps)
+    assert sum(s["usage"][1] for s in sent) == sum(tokens for _, _, tokens, _ in steps)
+    widths, times = zip(
+        *[(slots / at_once, seconds) for rows, slots, _, seconds in steps if rows == at_once], strict=True
+    )
+    slope = linear_regression(widths, times)[0] if len({*widths}) > 1 else 0.0
+    slope = sorted((0.0, slope, fmean(times) / fmean(widths)))[1]
+    each = fmean(times) + slope * (sum(slots for _, slots, *_ in steps) / emissions - fmean(widths))
+    whole = max(s["ended_s"] for s in sent) - min(s["sent_s"] for s in sent)
+    other = whole - sum(seconds for *_, seconds in steps)
+    assert 0 <= other < whole
+    return float(sum(s["usage"][1] for s in sent) / (other + each * emissions / at_once))
 
 
 def due_speed(block: dict[str, Any]) -> float:
@@ -311,17 +317,17 @@ def test_loads_have_blocks_of_twice_as_many_requests_and_as_many_blocks_as_an_in
     assert labels == ["chat", "code_editing"] * 4, "of every workload in turn"
 
 
-def test_more_requests_at_once_than_prompts_are_refused() -> None:
+def test_places_that_serve_no_second_prompt_are_refused() -> None:
     loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
     target = ArenaModel(loaded.model, registry().backend())
-    with pytest.raises(SpecdecError, match="9 at once takes as many different prompts, and there are 8: name more"):
-        LoadBench("tiny", loaded, target, ARMS, load_plan(Traffic(concurrency=9)))
+    with pytest.raises(SpecdecError, match="5 at once takes 9 different prompts, .* and there are 8: name more"):
+        LoadBench("tiny", loaded, target, ARMS, load_plan(Traffic(concurrency=5)))
 
 
 def test_dtypes_and_ways_of_sampling_have_benchmarks_of_their_own() -> None:
     """Of two dtypes and two temperatures there are four; one has the weights and the sampling of its name."""
     given = {"dtype": "float32,int8", "temperature": "0,0.8", "top_p": "0.9", "seed": "7", "draft": "ngram", "k": "2"}
-    plugin = LoadPlugin(ALONE, requested(target="tiny", batch="2", prompts="2", workload="chat", **given))
+    plugin = LoadPlugin(ALONE, requested(target="tiny", batch="2", prompts="4", workload="chat", **given))
     names = [f"tiny-dtype{dtype}-temperature{heat}" for dtype in ("float32", "int8") for heat in ("0.0", "0.8")]
     assert [*plugin.settings()] == names
     rounded, floats = (plugin.bench(name) for name in (names[3], names[0]))

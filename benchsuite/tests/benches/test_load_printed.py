@@ -6,16 +6,17 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from math import exp, lgamma, log, pi, sqrt
-from statistics import fmean, median, stdev
+from statistics import fmean, linear_regression, median, stdev
 from typing import Any
 
 import pytest
 import torch
 
 from benchsuite.benches.load.bench import LoadBench, LoadPlan
-from benchsuite.benches.load.served_queue import PREFILL, TOKEN_IDS
+from benchsuite.benches.load.queue_block import QueueBlock, QueueStep
+from benchsuite.benches.load.served_queue import TOKEN_IDS
 from benchsuite.benches.serving.figures import Slo
-from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic
+from benchsuite.benches.serving.load import Sent, Traffic
 from benchsuite.conformance.models.tiny import registry
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.workloads import load_workload
@@ -47,12 +48,24 @@ def recorded_request(place: int, begun: float, late: float, speed: float, loops:
     count = sum(chunk.tokens or 0 for chunk in chunks)
     count, chunks = (40, [*chunks, Chunk(at + 0.1, "", 40 - count)]) if loops else (count, chunks)
     text = " ".join("so" if loops else f"{place}.{number}" for number in range(count))
-    said = {TOKEN_IDS: ids if dice.random() < 0.9 else ids[1:], PREFILL: dice.uniform(0.2, 0.9) * chunks[0].seconds / 4}
+    said = {TOKEN_IDS: ids if dice.random() < 0.9 else ids[1:]}
     reply = Reply(text, (), tuple(chunks), chunks[-1].seconds, 3, count, "length", 1, said)
     return Sent(place, begun, begun + reply.seconds, reply, late_s=late)
 
 
-def recorded_block(arm: str, load: Traffic, turn: int, group: int, dice: random.Random) -> ServedBlock:
+def made_up_steps(sent: Sequence[Sent], dice: random.Random) -> list[QueueStep]:
+    """A step to each moment at which tokens come, most of the time since the one before, with a slot to three a row."""
+    found, before = list[QueueStep](), 0.0
+    came = [(one.sent_s + chunk.seconds, chunk.tokens or 0) for one in sent if one.reply for chunk in one.reply.chunks]
+    for at in sorted({at for at, _ in came}):
+        rows = sum(one.sent_s <= before < one.ended_s for one in sent)
+        emitted = sum(tokens for other, tokens in came if other == at)
+        found.append(QueueStep(rows, dice.randint(rows, 3 * rows), emitted, dice.uniform(0.6, 1.0) * (at - before)))
+        before = at
+    return found
+
+
+def recorded_block(arm: str, load: Traffic, turn: int, group: int, dice: random.Random) -> QueueBlock:
     """Twice as many requests as a closed load has at once, or five that are due at random times."""
     pace, sent = exp(dice.gauss(0, 0.03)), list[Sent]()
     free, at = [0.0] * (load.concurrency or 0), 0.0
@@ -68,7 +81,8 @@ def recorded_block(arm: str, load: Traffic, turn: int, group: int, dice: random.
             begun = at + late
         sent.append(recorded_request(place, begun, late, speed, turn + place == 0, dice))
         free.append(sent[-1].ended_s)
-    return ServedBlock(arm, turn, tuple(sorted(sent, key=lambda one: one.ended_s)), group)
+    steps = tuple(made_up_steps(sent, dice))
+    return QueueBlock(arm, turn, tuple(sorted(sent, key=lambda one: one.ended_s)), group, steps=steps)
 
 
 @pytest.fixture(scope="module")
@@ -113,23 +127,22 @@ def seconds_of(block: Record) -> float:
     return float(max(r["ended_s"] for r in block["sent"]) - min(r["sent_s"] for r in block["sent"]))
 
 
-def full_until(block: Record, at_once: int) -> float:
-    """The first end of a request after which fewer than ``at_once`` run."""
-    sent = block["sent"]
-    ends: list[float] = sorted(r["ended_s"] for r in sent)
-    return next(end for end in ends if sum(r["sent_s"] <= end < r["ended_s"] for r in sent) < at_once)
-
-
-def tokens_until(block: Record, end: float) -> int:
-    return sum(count for r in block["sent"] for at, _, count in r["chunks"] if r["sent_s"] + at <= end)
+def split_steps(block: Record, at_once: int) -> tuple[list[list[float]], list[list[float]]]:
+    """The steps that begin until a place stays empty, and those after them; a step is rows, slots, tokens, seconds."""
+    last = max(n for n, (rows, *_) in enumerate(block["steps"]) if rows == at_once)
+    return block["steps"][: last + 1], block["steps"][last + 1 :]
 
 
 def full_seconds(block: Record, at_once: int) -> float:
-    """Prefill of all requests, and what emissions take at the pace of those that come while all places are taken."""
-    end, sent = full_until(block, at_once), block["sent"]
-    decoding = end - min(r["sent_s"] for r in sent) - sum(r["body"]["prefill_s"] for r in sent if r["sent_s"] < end)
-    each = decoding / sum(r["sent_s"] + at <= end for r in sent for at, _, _ in r["chunks"])
-    return float(sum(r["body"]["prefill_s"] + len(r["chunks"]) * each for r in sent))
+    """What is in no step, and what all rows' steps take on the line through the steps with all places taken, a slot
+    of which costs 0 at least, and its part of the time at most."""
+    busy, tail = split_steps(block, at_once)
+    rows, slots, _, seconds = (sum(column) for column in zip(*busy, *tail, strict=True))
+    widths, times = [step[1] for step in busy], [step[3] for step in busy]
+    slope = linear_regression(widths, times)[0] if len({*widths}) > 1 else 0.0
+    slope = sorted((0.0, slope, fmean(times) / fmean(widths)))[1]
+    each = fmean(times) + slope * (slots / rows * at_once - fmean(widths))
+    return float(seconds_of(block) - seconds + rows / at_once * each)
 
 
 def log_speed(block: Record, at_once: int | None) -> float:
@@ -186,9 +199,8 @@ def speed_cells(arm: str, load: Record) -> list[str]:
     all_tokens = sum(r["usage"][1] for r in sent)
     parts = ["-"] * 3
     if at_once:
-        ends = [full_until(block, at_once) for block in mine]
-        tail_s = sum(max(r["ended_s"] for r in b["sent"]) - e for e, b in zip(ends, mine, strict=True))
-        left = all_tokens - sum(tokens_until(block, end) for block, end in zip(mine, ends, strict=True))
+        tails = [step for block in mine for step in split_steps(block, at_once)[1]]
+        tail_s, left = sum(step[3] for step in tails), sum(step[2] for step in tails)
         tail = "-" if tail_s < 0.005 * whole else f"{left / tail_s:.1f}"
         busy = all_tokens / sum(full_seconds(block, at_once) for block in mine)
         parts = [f"{busy:.1f}", tail, f"{100 * tail_s / whole:.0f}"]
