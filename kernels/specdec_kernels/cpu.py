@@ -12,8 +12,10 @@ import shutil
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import prod
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -197,6 +199,16 @@ def _product(x: Tensor, weight: Packed, bias: Tensor | None, y: Tensor) -> tuple
     )
 
 
+def _cleared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros. Of float32 the system gives pages that take no time until something is written to them."""
+    if dtype != torch.float32:
+        return torch.zeros(shape, dtype=dtype)
+    count, line = prod(shape), 16  # numbers of a line of the cache
+    pages = np.zeros(count + line, dtype=np.float32)
+    begin = -pages.ctypes.data // pages.itemsize % line
+    return torch.from_numpy(pages[begin : begin + count]).view(shape)
+
+
 class Cpu(Reference):
     """C++ on the CPU: float32 and bfloat16, and int8 or int4 weights; the reference runs all other calls.
 
@@ -271,7 +283,7 @@ class Cpu(Reference):
         assert isinstance(weight, Packed)
         x, width, bias = x.contiguous(), width.contiguous(), None if bias is None else bias.float()
         (rows, slots, inputs), outputs = x.shape, weight.shape[0]
-        y = x.new_empty((rows, slots, outputs), dtype=torch.float32 if wide else x.dtype)
+        y = _cleared((rows, slots, outputs), torch.float32 if wide else x.dtype)
         sizes = rows, slots, inputs, outputs
         self._lib.specdec_linear_of_slots(*_product(x, weight, bias, y), width.data_ptr(), *sizes, kernel_threads())
         return y
@@ -453,8 +465,8 @@ class Cpu(Reference):
     ) -> Tensor:
         """The same ops in one parallel region: see csrc/layer.cpp."""
         x, (cos, sin) = x.contiguous(), (angle.contiguous() for angle in turn)
-        y = torch.empty_like(x)
         rows, slots, _ = x.shape
+        y = torch.empty_like(x) if slots == 1 else torch.zeros_like(x)
         described = [self._described(layer) for layer in layers]
         # The members of ArenaCells as bare numbers: structs and their arrays would take longer than a layer's norms.
         words, index, last = array("q"), list[Tensor](), None

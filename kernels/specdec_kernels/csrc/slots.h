@@ -30,15 +30,16 @@ struct Slots {
         for (long i = 0; i < count(); i++) std::copy_n(x + place[i] * size, size, to + i * size);
     }
 
-    // In place: the first slots of x go where they belong in [batch, width, size]; padding becomes 0.
+    // In place: the first slots of x, behind which all is 0, go where they belong in [batch, width, size], and padding is
+    // 0. No other padding is written: of wide logits it is most of the memory.
     template <class T>
     void spread(T* x, long size) const {
-        long end = ((long)first.size() - 1) * width;
+        long end = count();
         for (long i = count() - 1; i >= 0; i--) {
             const long to = place[i];
             memmove((void*)(x + to * size), x + i * size, size * sizeof(T));
-            memset((void*)(x + (to + 1) * size), 0, (end - to - 1) * size * sizeof(T));
-            end = to;
+            if (to + 1 < end) memset((void*)(x + (to + 1) * size), 0, (end - to - 1) * size * sizeof(T));
+            end = std::min(end, to);
         }
     }
 };
