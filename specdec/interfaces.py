@@ -246,8 +246,8 @@ class Backend(Interface, ABC):
     own_threads: bool = False
     """Whether its ops run on host threads that are not torch's: see ``specdec.threads``."""
     skips_padding: bool = False
-    """Whether ``linear_of_slots`` and ``decoder_layers`` leave out the slots behind each row's width: a forward then
-    costs what the slots cost that count, and not what the widest row would cost in every row."""
+    """Whether ``linear_of_slots``, ``decoder_layers`` and ``sample_of_slots`` leave out the slots behind each row's
+    width: a step then costs what the slots cost that count, and not what the widest row would cost in every row."""
 
     def missing(self) -> str | None:
         """A sentence saying why this backend cannot run here, or None when it can."""
@@ -286,6 +286,13 @@ class Backend(Interface, ABC):
     @abstractmethod
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """argmax over V of logits [..., V] plus the Gumbel noise of ``key`` [...] (None: no noise); int64 [...]."""
+
+    def sample_of_slots(self, logits: Tensor, key: Tensor | None, width: Tensor) -> Tensor:
+        """``sample`` of a window's slots, logits [B, W, V] and key [B, W], of which ``width`` int64 [B] of each row
+        count: for the others it may give any token. Counted as ``sample``, and called where ``takes`` says so for that.
+        Default: ``sample``.
+        """
+        return self.sample(logits, key)
 
     @abstractmethod
     def noise_keys(self, stream: Tensor, position: Tensor, draw: int | Tensor) -> Tensor:

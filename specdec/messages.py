@@ -328,15 +328,22 @@ class Context:
         paths = None if self.params.adjustments is None else after.paths
         return self.ops.process(logits, self.params, paths)
 
-    def choose(self, logits: Tensor, position: Tensor, purpose: Purpose, draw: int | Tensor = 0) -> Tensor:
+    def choose(
+        self,
+        logits: Tensor,
+        position: Tensor,
+        purpose: Purpose,
+        draw: int | Tensor = 0,
+        width: Tensor | None = None,
+    ) -> Tensor:
         """Draw one token for each slot from softmax(logits) with the noise of (row, position, purpose, draw).
 
         ``logits`` float32 [B, W, V], processed; ``position`` int64 [B, W], the index of the drawn token in
-        the sequence. Returns int64 [B, W]. The same key draws with the same noise on every device
-        and in every batch layout.
+        the sequence; ``width`` int64 [B], of a window: of each row so many slots count, and the others get any token.
+        Returns int64 [B, W]. The same key draws with the same noise on every device and in every batch layout.
         """
         key = None if self.params.greedy else self.ops.noise_keys(self.params.stream, position, draw)[purpose]
-        return self.ops.sample(logits, key)
+        return self.ops.sample(logits, key) if width is None else self.ops.sample_of_slots(logits, key, width)
 
     @tells_change
     def propose_token(self, logits: Tensor, position: Tensor) -> Tensor:

@@ -38,10 +38,11 @@ class Ops(Backend):
             op: [(partial(backend.takes, op), getattr(backend, op), (op, backend.name)) for backend in self.chain]
             for op in OPS
         }
-        self._routes["linear_of_slots"] = [
-            (takes, _product_of_slots(backend), name)
-            for backend, (takes, _, name) in zip(self.chain, self._routes["linear"], strict=True)
-        ]
+        for op in ("linear", "sample"):
+            self._routes[f"{op}_of_slots"] = [
+                (takes, _of_slots(backend, op), name)
+                for backend, (takes, _, name) in zip(self.chain, self._routes[op], strict=True)
+            ]
 
     def ran(self) -> Counter[tuple[str, str]]:
         """The calls of each (op, backend) so far."""
@@ -92,6 +93,11 @@ class Ops(Backend):
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """See ``Backend``."""
         chosen: Tensor = self._run("sample", (logits,), logits, key)
+        return chosen
+
+    def sample_of_slots(self, logits: Tensor, key: Tensor | None, width: Tensor) -> Tensor:
+        """See ``Backend``."""
+        chosen: Tensor = self._run("sample_of_slots", (logits,), logits, key, width)
         return chosen
 
     def noise_keys(self, stream: Tensor, position: Tensor, draw: int | Tensor) -> Tensor:
@@ -213,9 +219,10 @@ class Ops(Backend):
         return out
 
 
-def _product_of_slots(backend: Backend) -> Callable[..., Any]:
-    """A backend's ``linear_of_slots``; its ``linear``, where a class below the one of that multiplies otherwise."""
-    of_slots, linear = (defining_class(type(backend), name) for name in ("linear_of_slots", "linear"))
-    if linear is not of_slots and issubclass(linear, of_slots):
-        return partial(Backend.linear_of_slots, backend)
-    return backend.linear_of_slots
+def _of_slots(backend: Backend, op: str) -> Callable[..., Any]:
+    """A backend's ``op`` of slots; its ``op`` itself, where a class below the one of that computes otherwise."""
+    of_slots, whole = (defining_class(type(backend), name) for name in (f"{op}_of_slots", op))
+    if whole is not of_slots and issubclass(whole, of_slots):
+        return partial(getattr(Backend, f"{op}_of_slots"), backend)
+    found: Callable[..., Any] = getattr(backend, f"{op}_of_slots")
+    return found

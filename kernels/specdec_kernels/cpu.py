@@ -12,10 +12,8 @@ import shutil
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
-from math import prod
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +26,7 @@ from specdec.packed import Packed, Weight
 from specdec.processors import StackedParams, bans
 from specdec.threads import kernel_threads
 from specdec_kernels import build
+from specdec_kernels.recycled import Recycled
 from specdec_kernels.reference import Reference
 
 _AVX512 = {"avx512_f": "avx512f", "avx512_bw": "avx512bw", "avx512_vl": "avx512vl", "avx512_dq": "avx512dq"}
@@ -56,7 +55,7 @@ SIGNATURES = {
     "tree_attention": [_INT, *[_POINTER] * 6, *[_LONG] * 17, _FLOAT, _FLOAT, _INT],
     "decoder_layers": [_POINTER, _LONG, _INT, *[_POINTER] * 5, *[_LONG] * 2, _INT],
     "process": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
-    "sample": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
+    "sample": [*[_POINTER] * 4, *[_LONG] * 4, _INT],
     "verify_prefix": [*[_POINTER] * 7, _LONG, _LONG],
     "rejection_sample": [*[_POINTER] * 10, *[_LONG] * 3, _INT],
     "emit": [*[_POINTER] * 9, *[_LONG] * 5],
@@ -199,16 +198,6 @@ def _product(x: Tensor, weight: Packed, bias: Tensor | None, y: Tensor) -> tuple
     )
 
 
-def _cleared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros. Of float32 the system gives pages that take no time until something is written to them."""
-    if dtype != torch.float32:
-        return torch.zeros(shape, dtype=dtype)
-    count, line = prod(shape), 16  # numbers of a line of the cache
-    pages = np.zeros(count + line, dtype=np.float32)
-    begin = -pages.ctypes.data // pages.itemsize % line
-    return torch.from_numpy(pages[begin : begin + count]).view(shape)
-
-
 class Cpu(Reference):
     """C++ on the CPU: float32 and bfloat16, and int8 or int4 weights; the reference runs all other calls.
 
@@ -235,6 +224,7 @@ class Cpu(Reference):
             raise SpecdecError(f"pack is {pack!r}; expected True or False")
         self.level = levels()[0] if level == "auto" else level
         self._packs = pack
+        self._memory = Recycled()
         self._layers: WeakKeyDictionary[DecoderWeights, Described] = WeakKeyDictionary()
         self._missing = build.forbidden()
         if self._missing is None:
@@ -279,12 +269,15 @@ class Cpu(Reference):
     def linear_of_slots(
         self, x: Tensor, weight: Weight, bias: Tensor | None, width: Tensor, wide: bool = False
     ) -> Tensor:
-        """The product of the slots that count alone; 0 for the others."""
+        """The product of the slots that count alone; the others have numbers that were computed before, or 0."""
         assert isinstance(weight, Packed)
         x, width, bias = x.contiguous(), width.contiguous(), None if bias is None else bias.float()
         (rows, slots, inputs), outputs = x.shape, weight.shape[0]
-        y = _cleared((rows, slots, outputs), torch.float32 if wide else x.dtype)
         sizes = rows, slots, inputs, outputs
+        if wide or x.dtype == torch.float32:
+            y = self._memory.floats((rows, slots, outputs))
+        else:
+            y = x.new_zeros((rows, slots, outputs))
         self._lib.specdec_linear_of_slots(*_product(x, weight, bias, y), width.data_ptr(), *sizes, kernel_threads())
         return y
 
@@ -540,16 +533,26 @@ class Cpu(Reference):
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """Most tokens are skipped without a hash or a logarithm: see csrc/verify.cpp."""
+        return self._sampled(logits, key, None)
+
+    def sample_of_slots(self, logits: Tensor, key: Tensor | None, width: Tensor) -> Tensor:
+        """The tokens of the slots that count; 0 for the others."""
+        return self._sampled(logits, key, width)
+
+    def _sampled(self, logits: Tensor, key: Tensor | None, width: Tensor | None) -> Tensor:
         size = logits.shape[-1]
         rows = logits.reshape(-1, size)
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         chosen = torch.empty(logits.shape[:-1], dtype=torch.int64)
-        flat = None if key is None else key.contiguous()
+        flat, counts = (None if given is None else given.contiguous() for given in (key, width))
+        batch = len(rows) if counts is None else len(counts)
         self._lib.specdec_sample(
             rows.data_ptr(),
             None if flat is None else flat.data_ptr(),
             chosen.data_ptr(),
-            len(rows),
+            None if counts is None else counts.data_ptr(),
+            batch,
+            len(rows) // batch,
             size,
             rows.stride(0),
             kernel_threads(),

@@ -20,7 +20,7 @@ from specdec_kernels.reference import Reference
 
 EXACT = (
     *("sample", "noise_keys", "accept", "verify_prefix", "rejection_sample", "block_sample", "tree_sample"),
-    *("emit", "kv_plan", "kv_append", "kv_compact"),
+    *("sample_of_slots", "emit", "kv_plan", "kv_append", "kv_compact"),
 )
 """Ops whose results are compared bit for bit."""
 
@@ -90,8 +90,8 @@ def run_op(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tenso
                 t[row, :, cells[0].cells[row, slot]] = 0
         return out, *written
     out = getattr(backend, op)(*arguments)
-    if op == "linear_of_slots":
-        x, width = arguments[0], arguments[3]
+    if op.endswith("_of_slots"):
+        x, width = arguments[0], arguments[3 if op == "linear_of_slots" else 2]
         out[torch.arange(x.shape[1], device=x.device) >= width[:, None]] *= 0  # any numbers, but no NaN
     if isinstance(out, Verdict):
         return out.path, out.num_accepted, out.next

@@ -71,6 +71,16 @@ def _of_slots(linear: Make, counts: tuple[int, ...]) -> Make:
     return make
 
 
+def _draws_of_slots(counts: tuple[int, ...], width: int, vocabulary: int, noise: bool = True) -> Make:
+    """Draws in windows of ``width`` slots, of which so many count."""
+    sample = _sample(len(counts), width, vocabulary, noise)
+
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        return *sample(g, dtype), torch.tensor(counts)
+
+    return make
+
+
 def _norm(rows: int, size: int, offset: float = 0.0, strided: bool = False) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         x = _random(g, dtype, rows, size, 2)[..., 0] if strided else _random(g, dtype, 1, rows, size)
@@ -586,8 +596,11 @@ SLOTS = [
     Case("linear_of_slots", "one-wide", _of_slots(_linear(96, 50, 64), (1, 1, 16, 1, 1, 1))),
     Case("linear_of_slots", "full", _of_slots(_linear(8, 33, 83), (4, 4))),
     Case("linear_of_slots", "wide", _of_slots(_linear(12, 37, 96, wide=True), (1, 4, 3))),
+    Case("sample_of_slots", "ragged", _draws_of_slots((2, 5, 1), 5, 258), ONE),
+    Case("sample_of_slots", "greedy", _draws_of_slots((1, 1, 4, 1), 4, 5001, noise=False), ONE),
+    Case("sample_of_slots", "full", _draws_of_slots((3, 3), 3, 37), ONE),
 ]
-"""Products of windows with padding: a backend may multiply it or leave it out (``Backend.linear_of_slots``)."""
+"""Products and draws in windows with padding: a backend may compute it or leave it out."""
 
 
 def _around(sizes: Iterable[int], sums: Iterable[int]) -> list[Case]:

@@ -925,6 +925,21 @@ class AsFirstRow(Multiplying):
         return out
 
 
+class DrawnAsFirstRow(Reference):
+    """Draws as many slots of each row as the first row has."""
+
+    name = "planted"
+    priority = 1
+
+    def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
+        return super().sample(logits, key)
+
+    def sample_of_slots(self, logits: Tensor, key: Tensor | None, width: Tensor) -> Tensor:
+        out = super().sample_of_slots(logits, key, width)
+        out[:, int(width[0]) :] = 0
+        return out
+
+
 class Unwritten(Multiplying):
     """Leaves NaN where padding is."""
 
@@ -960,6 +975,7 @@ BACKENDS: list[tuple[type[Reference], list[str], str, str]] = [
         "slots_that_count",
         "linear_of_slots of planted is linear of the slots that count.*errs by",
     ),
+    (DrawnAsFirstRow, ["sample"], "slots_that_count", "sample_of_slots of planted is sample of the slots that count"),
     (Unwritten, ["linear"], "slots_that_count", "errs by nan"),
     (UnwrittenLayers, ["decoder_layers"], "agrees_with", "errs by nan.*padding"),
 ]

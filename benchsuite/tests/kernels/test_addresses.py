@@ -223,11 +223,13 @@ void drawn(long rows, long slots, long size, int threads) {
     const auto logits = numbers<float>(rows * slots * size);
     const auto keys = numbers<int64_t>(rows * slots);
     std::vector<int64_t> chosen(rows * slots), path(rows * slots), accepted(rows), next(rows);
-    for (const int64_t* key : {keys.data(), (const int64_t*)nullptr})
-        in_verify::specdec_sample(logits.data(), key, chosen.data(), rows * slots, size, size, threads);
-    const auto tokens = below(rows * slots, size);
     std::vector<int64_t> width(rows), parents(rows * slots);
     for (long row = 0; row < rows; row++) width[row] = slots - row % slots;
+    for (const int64_t* key : {keys.data(), (const int64_t*)nullptr})
+        for (const int64_t* counts : {(const int64_t*)width.data(), (const int64_t*)nullptr})
+            in_verify::specdec_sample(
+                logits.data(), key, chosen.data(), counts, rows, slots, size, size, threads);
+    const auto tokens = below(rows * slots, size);
     for (long i = 0; i < rows * slots; i++) parents[i] = i % slots - 1;
     in_verify::specdec_verify_prefix(
         tokens.data(), parents.data(), width.data(), tokens.data(), path.data(), accepted.data(), next.data(), rows,

@@ -182,7 +182,7 @@ def test_slots_that_count_are_the_same_beside_any_padding_which_writes_nothing(
 ) -> None:
     """Rows of five slots, of which each has its own number; one below 1 or above 5 is taken for the nearest.
 
-    Keys, values, results and products, bit for bit those of a window without padding; padding's result is 0.
+    Keys, values, results, products and draws, bit for bit those of a window without padding; padding has no NaN.
     """
     ops, generator = _ops(), torch.Generator().manual_seed(seed)
     rows, dtype = len(counts), torch.bfloat16 if kind == "bfloat16" else torch.float32
@@ -195,7 +195,7 @@ def test_slots_that_count_are_the_same_beside_any_padding_which_writes_nothing(
         found.append((ops.decoder_layers(x, layers, turn, cells), cells))
     (whole, written), (some, own) = found
     assert torch.equal(some[count], whole[count])
-    assert not some[~count].any()
+    assert some.isfinite().all()
     for one, other, before in zip(written, own, at, strict=True):
         for full, ours, old in ((one.keys, other.keys, before.keys), (one.values, other.values, before.values)):
             expected = full.clone()
@@ -206,8 +206,13 @@ def test_slots_that_count_are_the_same_beside_any_padding_which_writes_nothing(
     weight, bias = layers[0].gate_up, layers[0].gate_up_bias
     product = ops.linear_of_slots(x, weight, bias, torch.tensor(counts), wide=True)
     assert torch.equal(product[count], ops.linear(x, weight, bias, wide=True)[count])
-    assert not product[~count].any()
+    assert product.isfinite().all()
     assert ops.ran()["linear", "cpu"] == 2
+    keys = torch.randint(2**62, (rows, 5), generator=generator)
+    for key in (None, keys):
+        drawn = ops.sample_of_slots(product, key, torch.tensor(counts))
+        assert torch.equal(drawn[count], ops.sample(product, key)[count])
+    assert ops.ran()["sample", "cpu"] == 4
 
 
 @pytest.mark.parametrize("name", [TRITON])

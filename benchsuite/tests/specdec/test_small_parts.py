@@ -146,7 +146,7 @@ def noting(name: str, taken: Callable[[str], bool], noted: list[Any], **more: An
         noted.append((name, op, deciding))
         return taken(op)
 
-    ops = {op: lambda *given: (name, given) for op in (*OPS, "linear_of_slots")}
+    ops = {op: lambda *given: (name, given) for op in (*OPS, "linear_of_slots", "sample_of_slots")}
     return SimpleNamespace(**ops, name=name, priority=7, takes=takes, devices=("cpu",), pack=lambda w: w, **more)
 
 
@@ -190,7 +190,8 @@ def test_each_op_goes_to_the_first_backend_that_takes_its_deciding_arguments_and
             assert ops.pick(op, *deciding).name == runs
         before, given = ops.ran(), ("x", "weight", None, "width", True)
         assert ops.linear_of_slots(*given) == (runs, given)
-        assert ops.ran() - before == {("linear", runs): 1}
+        assert ops.sample_of_slots(*given[:3]) == (runs, given[:3])
+        assert ops.ran() - before == {("linear", runs): 1, ("sample", runs): 1}
 
 
 def test_whole_ops_are_made_of_the_chains_ops_where_no_backend_but_the_last_has_them(

@@ -118,8 +118,8 @@ void run(
 
 // y = h + mlp(norm(h)) with h = x + attention(norm(x)), and y is the next layer's x; in place: the arena's cells. x and y
 // [batch, width, hidden] contiguous, bfloat16 with `narrow`; `at` one for each layer. The layers have the same sizes.
-// `counts` [batch]: the slots of each row that count, or null: all. With counts y is 0, and stays 0 for the others,
-// whose cells stay as they are.
+// `counts` [batch]: the slots of each row that count, or null: all. For the others y has what it had, or numbers
+// of another slot, and their cells stay as they are.
 extern "C" void specdec_decoder_layers(
     const Layer* const* layers, long count, int narrow, const void* x, void* y, const Turn* turn, const Cells* at,
     const int64_t* counts, long batch, long width, int threads) {

@@ -33,8 +33,8 @@ extern "C" void specdec_linear(
     together(threads, worth, [&](const Team& team) { multiply(m, from, rows, ends, team); });
 }
 
-// The same for x [batch, width, inputs], of which each row has `counts` [batch] slots that count; y is 0, and stays 0
-// for the others.
+// The same for x [batch, width, inputs], of which each row has `counts` [batch] slots that count; for the others y
+// has what it had, or numbers of another slot.
 extern "C" void specdec_linear_of_slots(
     int kind, const void* weight, const void* scale, const float* bias, int narrow, int narrow_out, const void* x,
     void* y, const int64_t* counts, long batch, long width, long inputs, long outputs, int threads) {

@@ -30,16 +30,11 @@ struct Slots {
         for (long i = 0; i < count(); i++) std::copy_n(x + place[i] * size, size, to + i * size);
     }
 
-    // In place: the first slots of x, behind which all is 0, go where they belong in [batch, width, size], and padding is
-    // 0. No other padding is written: of wide logits it is most of the memory.
+    // In place: the first slots of x go where they belong in [batch, width, size]; padding is not written, and has what it
+    // had or what was there of a slot.
     template <class T>
     void spread(T* x, long size) const {
-        long end = count();
-        for (long i = count() - 1; i >= 0; i--) {
-            const long to = place[i];
-            memmove((void*)(x + to * size), x + i * size, size * sizeof(T));
-            if (to + 1 < end) memset((void*)(x + (to + 1) * size), 0, (end - to - 1) * size * sizeof(T));
-            end = std::min(end, to);
-        }
+        for (long i = count() - 1; i >= 0; i--)
+            memmove((void*)(x + place[i] * size), x + i * size, size * sizeof(T));
     }
 };

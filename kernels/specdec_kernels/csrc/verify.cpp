@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "slots.h"
 #include "team.h"
 #include "vec.h"
 
@@ -99,25 +100,30 @@ struct Residual {
 
 }  // namespace
 
-// chosen [rows] of logits [rows, V], each row `stride` apart; keys [rows], or null for no noise.
+// chosen [batch, width] of logits [batch, width, V], each slot `stride` apart; keys [batch, width], or null for no noise.
+// `counts` [batch]: the slots of each row that count, or null: all; for the others 0 is chosen.
 extern "C" void specdec_sample(
-    const float* logits, const int64_t* keys, int64_t* chosen, long rows, long vocabulary, long stride, int threads) {
+    const float* logits, const int64_t* keys, int64_t* chosen, const int64_t* counts, long batch, long width,
+    long vocabulary, long stride, int threads) {
+    const Slots slots(counts, batch, width);
+    const long rows = slots.count();
     // A single row is split, so that plain decoding uses every thread too.
     const long parts = rows < threads && vocabulary >= 4096 ? threads : 1;
     const long each = (vocabulary / LANES / parts + 1) * LANES;
     std::vector<Best> found(rows * parts);
     in_turns(threads, rows * vocabulary >= 8192, rows * parts, [&](long task) {
-        const long row = task / parts, from = std::min(task % parts * each, vocabulary);
+        const long row = slots.place[task / parts], from = std::min(task % parts * each, vocabulary);
         const long to = std::min(from + each, vocabulary);
         const float* logit = logits + row * stride;
         if (from < to) found[task] = keys ? draw(Given{logit}, keys[row], from, to) : argmax(logit, from, to);
     });
+    std::fill(chosen, chosen + batch * width, 0);
     for (long row = 0; row < rows; row++) {
         Best best = found[row * parts];
         for (long part = 1; part < parts; part++)
             if (found[row * parts + part].id >= 0)
                 best.offer(found[row * parts + part].score, found[row * parts + part].id);
-        chosen[row] = best.id;
+        chosen[slots.place[row]] = best.id;
     }
 }
 

@@ -34,7 +34,7 @@ class Match(Policy):
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         """Node w is accepted if its token is the target's draw at its parent."""
         position = context.length[:, None] + window.depth
-        choices = context.choose(logits, position, Purpose.TARGET)
+        choices = context.choose(logits, position, Purpose.TARGET, width=window.width)
         return context.ops.verify_prefix(window, choices)
 
 
