@@ -11,14 +11,10 @@ from benchsuite.benches.load.queue_block import QueueBlock, QueueStep
 
 @dataclass(frozen=True)
 class BusyPart:
-    """The steps of a block until a place stays empty (``busy``), and the rest, the ``tail``.
-
-    ``other_s``: seconds of the block that are in no step, in which prompts were read; ``at_once``: its places.
-    """
+    """The steps of a block until a place stays empty (``busy``), and the rest (``tail``); ``at_once``: its places."""
 
     busy: tuple[QueueStep, ...]
     tail: tuple[QueueStep, ...]
-    other_s: float
     at_once: int
 
     @property
@@ -28,14 +24,22 @@ class BusyPart:
 
     @property
     def tail_s(self) -> float:
-        """Seconds of the tail."""
-        return sum(step.seconds for step in self.tail)
+        """Seconds from the first step of the tail to the end."""
+        return self.tail[-1].ended_s - self.tail[0].begun_s if self.tail else 0.0
+
+    @property
+    def reading_s(self) -> float:
+        """Seconds between steps until the tail begins, in which all prompts are read; 0 where no step was busy."""
+        if not self.busy:
+            return 0.0
+        end = self.tail[0].begun_s if self.tail else self.busy[-1].ended_s
+        return end - sum(step.seconds for step in self.busy)
 
     @property
     def full_s(self) -> float | None:
         """What the block would take if no place stayed empty; None where no step was busy.
 
-        That is ``other_s``, and as many steps as its rows need with all places taken, at the mean of the busy ones'
+        That is ``reading_s``, and as many steps as its rows need with all places taken, at the mean of the busy ones'
         seconds after a correction. In a load without an end requests have windows as long, in the mean over their
         steps, as in the whole block; in its busy part those with long windows, which end sooner, are too many. The mean
         is therefore moved along the line of least squares through the busy steps, seconds over slots, to the mean slots
@@ -50,7 +54,7 @@ class BusyPart:
         slots = sum(step.slots for step in (*self.busy, *self.tail)) * self.at_once / rows
         each = fmean(step.seconds for step in self.busy)
         moved = slots - fmean(step.slots for step in self.busy)
-        return self.other_s + (each + moved * _slope(self.busy)) * rows / self.at_once
+        return self.reading_s + (each + moved * _slope(self.busy)) * rows / self.at_once
 
 
 def busy_part(block: QueueBlock, at_once: int) -> BusyPart:
@@ -60,7 +64,7 @@ def busy_part(block: QueueBlock, at_once: int) -> BusyPart:
     """
     busy = tuple(step for step in block.steps if step.rows == at_once)
     tail = tuple(step for step in block.steps if step.rows < at_once)
-    return BusyPart(busy, tail, block.seconds - sum(step.seconds for step in block.steps), at_once)
+    return BusyPart(busy, tail, at_once)
 
 
 def _slope(steps: Sequence[QueueStep]) -> float:

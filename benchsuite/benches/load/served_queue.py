@@ -51,9 +51,9 @@ class ServedQueue:
         if self.engine.draft:
             self.engine.draft.forget()
         stats = self.engine.stats
-        before = len(stats.steps)
+        before, start = len(stats.steps), stats.stopwatch.mark()
         sent = self._served(plan, load)
-        steps = tuple(QueueStep.of(step, stats) for step in stats.steps[before:])
+        steps = tuple(QueueStep.of(step, stats, start) for step in stats.steps[before:])
         return QueueBlock(plan.endpoint, plan.round, tuple(sent), plan.group, steps=steps)
 
     def _served(self, plan: BlockPlan, load: Traffic) -> list[Sent]:

@@ -231,16 +231,14 @@ def busy_speed(block: dict[str, Any], at_once: int) -> float:
     sent, steps = block["sent"], block["steps"]
     emissions = sum(len(s["chunks"]) for s in sent)
     assert emissions == sum(rows for rows, *_ in steps)
-    assert sum(s["usage"][1] for s in sent) == sum(tokens for _, _, tokens, _ in steps)
-    widths, times = zip(
-        *[(slots / at_once, seconds) for rows, slots, _, seconds in steps if rows == at_once], strict=True
-    )
+    assert sum(s["usage"][1] for s in sent) == sum(tokens for _, _, tokens, *_ in steps)
+    full, tail = ([step for step in steps if (step[0] == at_once) is taken] for taken in (True, False))
+    widths, times = [step[1] / at_once for step in full], [ended - begun for *_, begun, ended in full]
     slope = linear_regression(widths, times)[0] if len({*widths}) > 1 else 0.0
     slope = sorted((0.0, slope, fmean(times) / fmean(widths)))[1]
     each = fmean(times) + slope * (sum(slots for _, slots, *_ in steps) / emissions - fmean(widths))
-    whole = max(s["ended_s"] for s in sent) - min(s["sent_s"] for s in sent)
-    other = whole - sum(seconds for *_, seconds in steps)
-    assert 0 <= other < whole
+    other = (tail[0][3] if tail else full[-1][4]) - sum(times)
+    assert 0 <= other < steps[-1][4] <= max(s["ended_s"] for s in sent) + 0.1
     return float(sum(s["usage"][1] for s in sent) / (other + each * emissions / at_once))
 
 

@@ -60,7 +60,8 @@ def made_up_steps(sent: Sequence[Sent], dice: random.Random) -> list[QueueStep]:
     for at in sorted({at for at, _ in came}):
         rows = sum(one.sent_s <= before < one.ended_s for one in sent)
         emitted = sum(tokens for other, tokens in came if other == at)
-        found.append(QueueStep(rows, dice.randint(rows, 3 * rows), emitted, dice.uniform(0.6, 1.0) * (at - before)))
+        begun = at - dice.uniform(0.6, 1.0) * (at - before)
+        found.append(QueueStep(rows, dice.randint(rows, 3 * rows), emitted, begun, at))
         before = at
     return found
 
@@ -128,21 +129,22 @@ def seconds_of(block: Record) -> float:
 
 
 def split_steps(block: Record, at_once: int) -> tuple[list[list[float]], list[list[float]]]:
-    """The steps that begin until a place stays empty, and those after them; a step is rows, slots, tokens, seconds."""
+    """The steps until a place stays empty, and those after them; a step has rows, slots, tokens, begin and end."""
     last = max(n for n, (rows, *_) in enumerate(block["steps"]) if rows == at_once)
     return block["steps"][: last + 1], block["steps"][last + 1 :]
 
 
 def full_seconds(block: Record, at_once: int) -> float:
-    """What is in no step, and what all rows' steps take on the line through the steps with all places taken, a slot
-    of which costs 0 at least, and its part of the time at most."""
+    """What is in no step until a place stays empty, and what the steps of all rows take on the line through those with
+    all places taken, a slot of which costs 0 at least, and its part of the time at most."""
     busy, tail = split_steps(block, at_once)
-    rows, slots, _, seconds = (sum(column) for column in zip(*busy, *tail, strict=True))
-    widths, times = [step[1] for step in busy], [step[3] for step in busy]
+    rows, slots = (sum(step[place] for step in (*busy, *tail)) for place in (0, 1))
+    widths, times = [step[1] for step in busy], [step[4] - step[3] for step in busy]
     slope = linear_regression(widths, times)[0] if len({*widths}) > 1 else 0.0
     slope = sorted((0.0, slope, fmean(times) / fmean(widths)))[1]
     each = fmean(times) + slope * (slots / rows * at_once - fmean(widths))
-    return float(seconds_of(block) - seconds + rows / at_once * each)
+    end = tail[0][3] if tail else busy[-1][4]
+    return float(end - sum(times) + rows / at_once * each)
 
 
 def log_speed(block: Record, at_once: int | None) -> float:
@@ -197,13 +199,14 @@ def speed_cells(arm: str, load: Record) -> list[str]:
     mine, sent = blocks[arm], requests_of(blocks[arm])
     whole = sum(map(seconds_of, mine))
     all_tokens = sum(r["usage"][1] for r in sent)
-    parts = ["-"] * 3
+    cells = ["-"] * 3
     if at_once:
-        tails = [step for block in mine for step in split_steps(block, at_once)[1]]
-        tail_s, left = sum(step[3] for step in tails), sum(step[2] for step in tails)
+        parts = [split_steps(block, at_once) for block in mine]
+        tail_s = sum(rest[-1][4] - rest[0][3] for _, rest in parts if rest)
+        left = sum(step[2] for _, rest in parts for step in rest)
         tail = "-" if tail_s < 0.005 * whole else f"{left / tail_s:.1f}"
         busy = all_tokens / sum(full_seconds(block, at_once) for block in mine)
-        parts = [f"{busy:.1f}", tail, f"{100 * tail_s / whole:.0f}"]
+        cells = [f"{busy:.1f}", tail, f"{100 * tail_s / whole:.0f}"]
     found, again = (interval_of(group_ratios(blocks, one, at_once)) for one in (arm, "plain again"))
     expected = {(b["round"], r["prompt"]): r["body"]["token_ids"] for b in blocks["plain"] for r in b["sent"]}
     equal = sum(r["body"]["token_ids"] == expected[b["round"], r["prompt"]] for b in mine for r in b["sent"])
@@ -211,7 +214,7 @@ def speed_cells(arm: str, load: Record) -> list[str]:
     return [
         arm,
         f"{all_tokens / whole:.1f}",
-        *parts,
+        *cells,
         "1.00x" if arm == "plain" else marked(found, again),
         "-" if arm == "plain" else f"{found[1]:.2f}-{found[2]:.2f}",
         f"{len(sent) / whole:.2f}",
