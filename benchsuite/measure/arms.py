@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec.errors import SpecdecError, unknown
 from specdec.lists import split_list
 from specdec.request import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,12 @@ class Arm:
         if self.draft is None:
             return self.peer or self.label
         return "/".join([self.draft, self.policy, self.controller, *([] if self.k is None else [str(self.k)])])
+
+    def check(self, registry: Registry) -> None:
+        """Raise SpecdecError if no draft, policy or controller has such a name, or takes such options."""
+        for kind, text in (("draft", self.draft), ("policy", self.policy), ("controller", self.controller)):
+            if text is not None:
+                registry.parse(kind, text)
 
     @property
     def id(self) -> str:

@@ -129,9 +129,7 @@ class Bench(Measured):
         for setting in settings:
             disjoint_batches(setting.workload, self._texts[setting.workload].questions, setting.batch)
         for arm in self.arms:
-            for kind, text in (("draft", arm.draft), ("policy", arm.policy), ("controller", arm.controller)):
-                if text is not None:
-                    self.registry.parse(kind, text)
+            arm.check(self.registry)
             if arm.peer:
                 parse_peer(arm.peer)
         groups: dict[Setting, list[Arm]] = {}

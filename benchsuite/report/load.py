@@ -25,8 +25,8 @@ COLUMNS = (
     "geometric mean over blocks of the same prompts, which plain and every arm served in turn; interval: 95 %; "
     + MARKS,
     "tok/s: output tokens a second of the whole block, prefill included; busy: the same if no place stayed empty: the "
-    "prefill, and all steps of the requests at the pace that they have until one does; tail: tokens a second after "
-    "that; tail %: the share of the time that the tail is",
+    "prefill, and as many steps as the requests need, at the pace of those until one does and with the slots of all; "
+    "tail: tokens a second after that; tail %: the share of the time that the tail is",
     "goodput: requests a second that keep the limits of --specdec-slo, and their share; equal: outputs that are "
     "plain's, token by token",
     "ms: TTFT to the first token, TPOT per token after the first emission, e2e to the last token; TTFT and e2e begin "

@@ -26,7 +26,7 @@ def build_matrix(request: RunRequest) -> list[Arm]:
     """Return every arm that a request names. Arms of one setting are adjacent, with plain first.
 
     Raises SpecdecError for a peer or a strategy that cannot be read, and for a controller that does not exist or does
-    not take the K it is given. ``Bench.prepare`` checks the other names.
+    not take the K it is given. ``Bench.prepare`` and ``engine_arms`` check the other names.
     """
     peers = [peer for peer in request.peer if peer == "auto" or (peer != "none" and parse_peer(peer))]
     peers += endpoint_peers(request.endpoint)
@@ -43,7 +43,7 @@ def build_matrix(request: RunRequest) -> list[Arm]:
 def engine_arms(request: RunRequest, setting: Setting) -> list[Arm]:
     """Return the arms of the engine alone in one setting: plain, plain again, and the strategies of the request.
 
-    Raises SpecdecError as ``build_matrix``.
+    Raises SpecdecError as ``build_matrix``, and for names and options that do not exist.
     """
     alone = replace(
         request,
@@ -57,7 +57,10 @@ def engine_arms(request: RunRequest, setting: Setting) -> list[Arm]:
         peer=(),
         endpoint=(),
     )
-    return [arm for arm in build_matrix(alone) if not arm.eager]
+    arms, registry = [arm for arm in build_matrix(alone) if not arm.eager], Registry()
+    for arm in arms:
+        arm.check(registry)
+    return arms
 
 
 WIDTH_DRAFT = "oracle(0.9)"

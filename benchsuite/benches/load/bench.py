@@ -12,7 +12,7 @@ from benchsuite.benches.load.equal_outputs import UnequalOutput, unequal_output
 from benchsuite.benches.load.load_figures import LoadFigures, curves, load_figures, token_ids_of
 from benchsuite.benches.load.measured_load import MeasuredLoad
 from benchsuite.benches.load.queue_block import QueueBlock
-from benchsuite.benches.load.served_queue import ServedQueue, request_number
+from benchsuite.benches.load.served_queue import ServedQueue, queued_request
 from benchsuite.benches.serving.figures import Slo
 from benchsuite.benches.serving.load import Traffic
 from benchsuite.benches.serving.turns import BlockPlan, group_size, plan_blocks
@@ -62,8 +62,7 @@ class LoadBench:
     ``name`` is what it is called where there are several; ``arms`` have one setting. ``keep`` is called with each load
     when all of it was measured; one that was taken back with ``go_on`` is not measured again.
 
-    Raises SpecdecError for names, options or a K that do not exist, and where there are fewer prompts than ``LEAST``
-    times what a load has at once.
+    Raises SpecdecError where there are fewer prompts than ``LEAST`` times what a load has at once.
     Example: ``LoadBench("tiny", loaded, target, arms, plan).measure(Traffic(concurrency=2))``
     """
 
@@ -174,14 +173,14 @@ class LoadBench:
         blocks = self.blocks.get(load, [])
         plain = token_ids_of([block for block in blocks if block.endpoint == PLAIN])
         found: dict[str, list[UnequalOutput]] = {}
+        prompts = [ids for _, ids in self.prompts]
         for name in self.names[1:]:
             if not self.exact.get(name):
                 continue
             for (turn, place), ids in token_ids_of([block for block in blocks if block.endpoint == name]).items():
                 expected = plain.get((turn, place))
                 if expected is not None and ids != expected:
-                    number = request_number(turn, place, len(self.prompts))
-                    request = Request(number, self.prompts[place][1], self.params)
+                    request = queued_request(turn, place, prompts, self.params)
                     one = unequal_output(self.judge, place, request, expected, ids)
                     found.setdefault(name, []).extend([one] if one else [])
         return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
+from math import ceil
 
 from benchsuite.benches.load.queue_block import QueueBlock, QueueStep
 from benchsuite.benches.serving.load import Sent, Traffic, due_times
@@ -21,13 +23,21 @@ TOKEN_IDS = "token_ids"
 """The name in ``Reply.body`` of an output's token ids."""
 
 
-def request_number(turn: int, place: int, prompts: int) -> int:
-    """Return the id of the request for the prompt at a place, of so many, in a round: its noise is keyed by it, so that
-    it is the same for every arm.
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, without their whole parts, are spread evenly, however many there are."""
 
-    Example: ``request_number(2, 5, prompts=8)`` is 21.
+
+def queued_request(turn: int, place: int, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Request:
+    """Return the request for the prompt at a place in a round; its id, which keys its noise, is that of every arm.
+
+    It may emit from half of ``max_new_tokens`` to all of them, by its place. If all were as long, those of plain
+    decoding would end in one step, and their followers be read one after the other, which takes a twentieth less time
+    than reading them between steps, as those of a draft are.
+
+    Example: ``queued_request(2, 5, prompts, params).id`` is 21 of eight prompts.
     """
-    return turn * prompts + place
+    length = ceil(params.max_new_tokens * (1 - place * GOLDEN % 1 / 2))
+    return Request(turn * len(prompts) + place, tuple(prompts[place]), replace(params, max_new_tokens=length))
 
 
 class ServedQueue:
@@ -66,9 +76,9 @@ class ServedQueue:
             while waiting and self._is_due(waiting[0][1], time.perf_counter() - start, len(open_ones), load):
                 place, due = waiting.popleft()
                 now = time.perf_counter() - start
-                number = request_number(plan.round, place, len(self.prompts))
-                open_ones[number] = Sent(place, now, now, None, late_s=now - due if load.rate else 0.0)
-                engine.submit([Request(number, tuple(self.prompts[place]), self.params)])
+                request = queued_request(plan.round, place, self.prompts, self.params)
+                open_ones[request.id] = Sent(place, now, now, None, late_s=now - due if load.rate else 0.0)
+                engine.submit([request])
             if not open_ones:
                 time.sleep(max(0.0, waiting[0][1] - (time.perf_counter() - start)))
                 continue

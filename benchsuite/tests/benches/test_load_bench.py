@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchsuite.benches.load.bench import LoadBench, LoadPlan
 from benchsuite.benches.load.equal_outputs import unequal_output
 from benchsuite.benches.load.load_figures import token_ids_of
 from benchsuite.benches.load.load_journal import LoadJournal
 from benchsuite.benches.load.measured_load import MeasuredLoad
-from benchsuite.benches.load.served_queue import TOKEN_IDS, ServedQueue, request_number
+from benchsuite.benches.load.served_queue import TOKEN_IDS, ServedQueue, queued_request
 from benchsuite.benches.serving.figures import Slo
 from benchsuite.benches.serving.load import Sent, Traffic, due_times
 from benchsuite.benches.serving.turns import BlockPlan
@@ -66,9 +68,9 @@ def test_a_queue_serves_every_request_once_with_the_output_of_one_alone(
     for turn, one in [(block.round, one) for block in (closed, opened) for one in block.sent]:
         reply = one.reply
         assert reply is not None
-        number = request_number(turn, one.prompt, len(PROMPTS))
-        assert tuple(reply.body[TOKEN_IDS]) == assembly.plain(Request(number, PROMPTS[one.prompt], params))
-        assert reply.counted == sum(chunk.tokens or 0 for chunk in reply.chunks) == 5
+        request = queued_request(turn, one.prompt, PROMPTS, params)
+        assert tuple(reply.body[TOKEN_IDS]) == assembly.plain(request)
+        assert reply.counted == sum(chunk.tokens or 0 for chunk in reply.chunks) == request.params.max_new_tokens
         assert one.ended_s == one.sent_s + reply.seconds
         assert 0 < reply.chunks[0].seconds <= reply.chunks[-1].seconds == reply.seconds
         assert reply.prompt_tokens == len(PROMPTS[one.prompt])
@@ -79,6 +81,19 @@ def test_a_queue_serves_every_request_once_with_the_output_of_one_alone(
         assert one.late_s >= 0
     steps = [len(engine.stats.steps) for engine in [queue.engine]]
     assert steps[0] >= 15, "one run for both blocks"
+
+
+@given(st.integers(1, 300), st.integers(1, 60), st.integers(0, 9))
+def test_requests_have_an_id_each_and_all_lengths_from_half_of_the_most_on(most: int, prompts: int, turn: int) -> None:
+    """In the mean three quarters of the most, whichever prompts follow each other."""
+    some = [[place] for place in range(prompts)]
+    found = [queued_request(turn, place, some, replace(SHORT, max_new_tokens=most)) for place in range(prompts)]
+    assert [request.id for request in found] == [*range(turn * prompts, (turn + 1) * prompts)]
+    assert [list(request.prompt) for request in found] == some
+    lengths = [request.params.max_new_tokens for request in found]
+    assert all(most / 2 <= length <= most for length in lengths)
+    for first in range(0, prompts - 7, 8):
+        assert fmean(lengths[first : first + 8]) == pytest.approx(0.75 * most, abs=0.08 * most + 1)
 
 
 def test_times_between_arrivals_are_waited_for(assemble: Make) -> None:
@@ -320,6 +335,20 @@ def test_places_that_serve_no_second_prompt_are_refused() -> None:
     target = ArenaModel(loaded.model, registry().backend())
     with pytest.raises(SpecdecError, match="5 at once takes 9 different prompts, .* and there are 8: name more"):
         LoadBench("tiny", loaded, target, ARMS, load_plan(Traffic(concurrency=5)))
+
+
+@pytest.mark.parametrize(
+    ("arm", "said"),
+    [
+        ("ngram(kk=2)/match/fixed/4", "the draft 'ngram' does not take kk"),
+        ("ngram/mtch/fixed/4", "unknown policy 'mtch'.*match"),
+    ],
+)
+def test_a_strategy_that_does_not_exist_is_refused_in_a_line_before_anything_runs(arm: str, said: str) -> None:
+    plugin = LoadPlugin(ALONE, requested(target="tiny", batch="1", arm=arm))
+    with pytest.raises(pytest.fail.Exception, match=said) as refused:
+        plugin.bench("tiny")
+    assert not refused.value.pytrace
 
 
 def test_dtypes_and_ways_of_sampling_have_benchmarks_of_their_own() -> None:

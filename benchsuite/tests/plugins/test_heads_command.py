@@ -245,6 +245,15 @@ def test_training_gets_what_was_given_and_leaves_a_record(
     assert capsys.readouterr().out.endswith(f"{out}: {out.stat().st_size / 1e6:.1f} MB, held out {held_out}\n")
 
 
+@pytest.mark.parametrize("number", ["0", "-3", "two"])
+def test_numbers_of_a_training_are_whole_and_above_zero(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 would be taken for a number that was not given."""
+    paths = ["--corpus", "c", "--run", "r", "--out", "o.safetensors"]
+    with pytest.raises(SystemExit):
+        command.heads_main(["train", "eagle", *paths, f"--vocabulary={number}"])
+    assert f"argument --vocabulary: got '{number}'; expected a whole number, 1 or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 @pytest.mark.parametrize(("asked", "ids"), [("", [1, 2]), ("--vocabulary 3", None)], ids=["its own tokens", "others"])
 def test_training_begins_with_a_heads_file_where_one_is_given(

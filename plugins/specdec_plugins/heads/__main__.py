@@ -13,11 +13,13 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import PreTrainedModel
 
 from specdec import Registry, SpecdecError, catalog
@@ -30,8 +32,17 @@ from specdec_plugins.heads.eagle3_head import Eagle3Head
 from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.medusa_heads import MedusaHeads
 
+Loaded = TypeVar("Loaded", bound=nn.Module)
+
 VOCABULARY = 8192
 """Tokens that a head knows, unless another number is given."""
+
+
+def _count(text: str) -> int:
+    """A whole number from 1 on."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number, 1 or more")
+    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,9 +55,9 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument("--target", default="smollm2-135m", help="the target (default: %(default)s)")
         verb.add_argument("--device", default="auto", help="cuda, cpu (default: %(default)s)")
         verb.add_argument("--corpus", type=Path, required=True, help="folder of the text")
-    write.add_argument("--shards", type=int, default=36, help="files of conversations (default: %(default)s)")
-    write.add_argument("--rows", type=int, default=192, help="conversations in a file (default: %(default)s)")
-    write.add_argument("--length", type=int, default=192, help="tokens in a conversation (default: %(default)s)")
+    write.add_argument("--shards", type=_count, default=36, help="files of conversations (default: %(default)s)")
+    write.add_argument("--rows", type=_count, default=192, help="conversations in a file (default: %(default)s)")
+    write.add_argument("--length", type=_count, default=192, help="tokens in a conversation (default: %(default)s)")
     write.add_argument(
         "--layers",
         default="",
@@ -67,15 +78,18 @@ def parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--epochs", type=int, default=7, help="(default: %(default)s)")
     train.add_argument(
-        "--steps", type=int, default=3, help="eagle, eagle3, mtp: tokens fed to itself, plus 1 (default: %(default)s)"
+        "--steps",
+        type=_count,
+        default=3,
+        help="eagle, eagle3, mtp: tokens fed to itself, plus 1 (default: %(default)s)",
     )
-    train.add_argument("--heads", type=int, default=4, help="medusa: how many (default: %(default)s)")
-    train.add_argument("--wide", type=int, default=576, help="medusa: a head's inner size (default: %(default)s)")
-    train.add_argument("--block", type=int, default=8, help="dflash: proposals, plus 1 (default: %(default)s)")
-    train.add_argument("--deep", type=int, default=2, help="dflash: its layers (default: %(default)s)")
+    train.add_argument("--heads", type=_count, default=4, help="medusa: how many (default: %(default)s)")
+    train.add_argument("--wide", type=_count, default=576, help="medusa: a head's inner size (default: %(default)s)")
+    train.add_argument("--block", type=_count, default=8, help="dflash: proposals, plus 1 (default: %(default)s)")
+    train.add_argument("--deep", type=_count, default=2, help="dflash: its layers (default: %(default)s)")
     train.add_argument(
         "--batch",
-        type=int,
+        type=_count,
         default=12,
         help="conversations a step; dflash begins a block at each of their tokens, and needs the memory of as many "
         "conversations (default: %(default)s)",
@@ -83,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--rate", type=float, default=0.025, help="learning rate (default: %(default)s)")
     train.add_argument(
         "--vocabulary",
-        type=int,
+        type=_count,
         help=f"how many of the most frequent tokens (default: {VOCABULARY}, or with --begin that head's own; mtp: all)",
     )
     train.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
@@ -162,12 +176,11 @@ def _begun(
 ) -> tuple[training.Head, torch.Tensor]:
     """The head with which training begins, and the ids of its vocabulary: those of the head's file if
     it has one and ``--vocabulary`` is not given."""
-    ids = training.frequent(text.tokens, given.vocabulary or VOCABULARY)
+    ids = training.frequent(text.tokens, VOCABULARY if given.vocabulary is None else given.vocabulary)
     tokens = text.tokens[:4].to(model.device)
     if given.kind == "medusa":
         if given.begin:
-            heads, its_ids = files.load_medusa(given.begin, _read_by(model))
-            return heads.requires_grad_(True), ids if given.vocabulary else its_ids
+            return _loaded(files.load_medusa, given, model, ids)
         return start.medusa(model, tokens, given.seed, given.heads, given.wide), ids
     if given.kind in ("dflash", "mtp"):
         if given.begin:
@@ -180,9 +193,19 @@ def _begun(
     if given.kind == "eagle3":
         return _begun_eagle3(given, model, text, ids)
     if given.begin:
-        head, its_ids = files.load_eagle(given.begin, _read_by(model))
-        return head.requires_grad_(True), ids if given.vocabulary else its_ids
+        return _loaded(files.load_eagle, given, model, ids)
     return start.eagle_start(model, tokens, given.seed), ids
+
+
+def _loaded(
+    load: Callable[[str, ArenaModel], tuple[Loaded, torch.Tensor]],
+    given: argparse.Namespace,
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+) -> tuple[Loaded, torch.Tensor]:
+    """The head of a file, and the ids of its vocabulary or, if ``--vocabulary`` is given, ``ids``."""
+    head, its_ids = load(given.begin, _read_by(model))
+    return head.requires_grad_(True), its_ids if given.vocabulary is None else ids
 
 
 def _begun_eagle3(
@@ -192,8 +215,7 @@ def _begun_eagle3(
     _refuse_without_layers(given, text, (2, 15, 29))
     if not given.begin:
         return start.eagle3_start(model, len(text.layers), ids, given.seed), ids
-    eagle, its_ids = files.load_eagle(given.begin, _read_by(model))
-    ids = ids if given.vocabulary else its_ids
+    eagle, ids = _loaded(files.load_eagle, given, model, ids)
     tokens = text.tokens[:4].to(model.device)
     # What the other head learnt is of its own tokens.
     embedded = F.embedding(tokens[:, 1:], model.get_input_embeddings().weight)
