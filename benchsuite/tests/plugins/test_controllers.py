@@ -319,7 +319,8 @@ def test_goodput_notices_text_that_becomes_predictable_again(goodput: Goodput) -
 
 
 def test_while_nothing_is_proposed_the_same_request_is_told_what_a_new_forecast_would_say() -> None:
-    """The twin has another request, and so a forecast, in every step. Proposals are refused, kept, then refused."""
+    """Of the twin's queue some wait in every other step, so that it forecasts anew. Proposals are refused, kept, then
+    refused."""
 
     def text(step: int, coins: random.Random) -> Iterator[bool]:
         return constant(0.95 if 200 <= step < 300 else 0.05)(step, coins)
@@ -330,7 +331,7 @@ def test_while_nothing_is_proposed_the_same_request_is_told_what_a_new_forecast_
         controller = Goodput(_timed(simulation), maximum=MOST)
 
         def watched(stats: Stats, new: bool = new, of: Controller = controller, ks: list[Any] = ks) -> Any:
-            stats.rows = (RowStats(len(stats.steps) if new else 0, room=99),)
+            stats.rows, stats.waiting = (RowStats(0, room=99),), len(stats.steps) % 2 if new else 0
             ks.append(of.next_k(stats))
             return ks[-1]
 
@@ -342,13 +343,21 @@ def test_while_nothing_is_proposed_the_same_request_is_told_what_a_new_forecast_
 
 
 @pytest.mark.slow
-def test_probes_cost_less_than_one_percent(goodput: Goodput) -> None:
-    """No proposal is ever right: once this is known, the loss against plain decoding is the cost of the probes."""
+@pytest.mark.parametrize("length", [2000, 100, 10])
+def test_probes_cost_less_than_one_percent(length: int, goodput: Goodput) -> None:
+    """No proposal is ever right: once this is known, the loss against plain decoding is the cost of the probes, also of
+    short requests, of which each may be another text."""
     simulation = Simulation(slope=0.1, cost=0.1)
     goodput._verify = Forwards(lambda width, rows: simulation.forward(width))
-    simulation.run(goodput.next_k, 200, constant(0.0))
+
+    def next_k(stats: Stats) -> Any:
+        request, at = divmod(len(stats.steps), length)
+        stats.rows = (RowStats(request, room=length - at - 1),)
+        return goodput.next_k(stats)
+
+    simulation.run(next_k, 200, constant(0.0))
     before = simulation.now
-    simulation.run(goodput.next_k, 2000, constant(0.0))
+    simulation.run(next_k, 2000, constant(0.0))
     plain = Simulation().run(lambda _: 0, 2000, constant(0.0))
     lost = 1 - (2000 / plain) / (simulation.now - before)
     assert 0 < lost < 0.01, f"{lost:.2%}"

@@ -45,8 +45,9 @@ class Goodput(Controller):
     is made and accepted, given that the proposal before it was. The expected time has three parts: the target's time
     for the expected window width, with so many rows and so much context, calibrated on a spare arena when the engine is
     built and corrected in every step (``specdec_plugins.forecast.Forwards``), the draft's time for K, and the time of
-    the rest. While K is 0, a probe proposes from time to time, to notice text that becomes predictable again; probes
-    cost less than one percent, and until one is due nothing is forecast as long as the rows are the same. Trees are
+    the rest. While K is 0, a probe proposes from time to time, to notice text that becomes predictable again, and
+    at the begin of a request that is alone, whose text is another; probes cost less than one percent, and until one is
+    due nothing is forecast as long as the rows are the same. Trees are
     proposed whole or not at all. Chances and times pass from run to run until ``forget``, which keeps only the
     calibration.
 
@@ -90,6 +91,8 @@ class Goodput(Controller):
         self._stats, self._seen = stats, 0
         self._usual = 0.0  # the speed of the last steps, as it was predicted; 0 before the first
         self._k: Ks = 0
+        self._alone: int | None = None  # the request of the last step, if it was the only one
+        self._early = 0.0  # steps of plain decoding that probes of that request may still cost before they are due
         self._due = 0  # until so many steps since the last proposals K stays 0 for the same rows
         self._resting: tuple[int, ...] = ()
 
@@ -106,6 +109,7 @@ class Goodput(Controller):
             self._made.faded(0.5)
         if stats.lengths:
             self._costs_of.length = self._read_cells(stats.lengths)
+        self._meet(stats)
         rows = stats.batch, bool(stats.waiting), *(row.request for row in stats.rows)
         unseen = stats.steps[self._seen :]
         # Nothing is seen of proposals while none are made: until a probe is due, the same rows get the same answer.
@@ -118,6 +122,13 @@ class Goodput(Controller):
         self._due, self._resting = 0, rows
         self._k = self._choose()
         return self._k
+
+    def _meet(self, stats: Stats) -> None:
+        """Allow a request that is alone and new its probes at once, because its text may accept more than the last."""
+        alone = stats.rows[0].request if len(stats.rows) == 1 else None
+        if alone is not None and alone != self._alone:
+            self._early = CHEAP * (stats.rows[0].room + 1)
+        self._alone = alone
 
     def _read_cells(self, lengths: Sequence[int]) -> float:
         """The cells that attention reads for a row: its own where padding is left out, else those of the longest."""
@@ -172,6 +183,9 @@ class Goodput(Controller):
             return fastest
         tried = max(others, key=attrgetter("speed"))
         loss = 1 - tried.speed / plain.speed
+        if self._alone is not None and loss <= self._early:
+            self._early -= loss
+            return tried
         due = max(self._probe, ceil(loss / CHEAP))
         if self._since >= due:
             if self._affords(tried.seconds / plain.seconds - 1):
