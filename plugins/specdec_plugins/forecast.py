@@ -66,6 +66,15 @@ class Chances:
         self._hits = [hits * share for hits in self._hits]
         self._tries = [tries * share for tries in self._tries]
 
+    def recalled(self) -> Chances:
+        """What is known of a text of which nothing has been seen: these shares, as ``TRUST`` observations at most."""
+        found = Chances(self._hope)
+        found._weight = self._weight
+        kept = [min(1.0, TRUST / tries) if tries else 0.0 for tries in self._tries]
+        found._hits = [share * hits for share, hits in zip(kept, self._hits, strict=True)]
+        found._tries = [share * tries for share, tries in zip(kept, self._tries, strict=True)]
+        return found
+
     def reached(self, most: int, own: Chances | None = None, usual: float = TRUST) -> list[float]:
         """The chances of reaching depths 1 … ``most``.
 

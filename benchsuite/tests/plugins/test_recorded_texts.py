@@ -158,8 +158,11 @@ def test_budget_over_a_queue_is_never_far_behind_plain_or_the_best_fixed_k(draft
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Goodput, Budget])
 def test_a_head_that_served_one_text_badly_is_tried_on_the_next(kind: type[Goodput]) -> None:
-    """One row, a request after the other: of each text and of all mixed. Probes that waited until they were due missed
-    6 % in the median, and 6 and 8 % of all mixed."""
+    """One row, a request after the other: of each text and of all mixed.
+
+    Where as much was expected of a text as of the last, and probes waited until they were due, 6 % were missed in the
+    median, and 6 and 8 % of all mixed.
+    """
     missed = []
     mixed = [prompts["eagle"][number] for number in range(8) for prompts in TEXTS.values()]
     for queue in (*(3 * TEXTS[text]["eagle"] for text in TEXTS), mixed):
@@ -167,8 +170,8 @@ def test_a_head_that_served_one_text_badly_is_tried_on_the_next(kind: type[Goodp
         ours = busy_speed_of("eagle", queue, 1, new_goodput(1, kind, free=True), free=True)
         assert ours >= 0.98 * fixed[0]
         missed.append(1 - ours / max(fixed))
-    assert median(missed) <= 0.03, missed
-    assert missed[-1] <= 0.04, missed
+    assert median(missed) <= 0.02, missed
+    assert missed[-1] <= 0.02, missed
 
 
 @pytest.mark.slow

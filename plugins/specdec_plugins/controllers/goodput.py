@@ -28,6 +28,9 @@ from specdec_plugins.forecast import (
 CHEAP = 0.003
 """Largest share of plain decoding's time that probes may cost while K is 0."""
 
+KEEP_EVER = 0.98
+"""What a new observation leaves of the older ones' weight in what is known of a request before it is seen."""
+
 USUAL = 0.8
 """Factor by which a new step reduces the weight of the older ones in the usual speed: about the last five count."""
 
@@ -46,8 +49,8 @@ class Goodput(Controller):
     for the expected window width, with so many rows and so much context, calibrated on a spare arena when the engine is
     built and corrected in every step (``specdec_plugins.forecast.Forwards``), the draft's time for K, and the time of
     the rest. While K is 0, a probe proposes from time to time, to notice text that becomes predictable again, and
-    at the begin of a request that is alone, whose text is another; probes cost less than one percent, and until one is
-    due nothing is forecast as long as the rows are the same. Trees are
+    at the begin of a request that is alone: it is another text, of which as much is expected as of all so far. Probes
+    cost less than one percent, and until one is due nothing is forecast as long as the rows are the same. Trees are
     proposed whole or not at all. Chances and times pass from run to run until ``forget``, which keeps only the
     calibration.
 
@@ -80,7 +83,7 @@ class Goodput(Controller):
 
     def forget(self) -> None:
         """Return to the prior chances and to the times that were measured when the controller was built."""
-        self._kept, self._made = Chances(), Chances(hope=1.0)
+        self._kept, self._made, self._ever = Chances(), Chances(hope=1.0), Chances(keep=KEEP_EVER)
         self._verify, self._draft, self._rest = Forwards(self._costs_of.at), Times(proportional=True), Times()
         self._costs_of.length = self._costs_of.half
         self._tree = False
@@ -124,9 +127,11 @@ class Goodput(Controller):
         return self._k
 
     def _meet(self, stats: Stats) -> None:
-        """Allow a request that is alone and new its probes at once, because its text may accept more than the last."""
+        """Expect of a request that is alone and new what all requests so far did, not the last one, and allow it its
+        probes at once."""
         alone = stats.rows[0].request if len(stats.rows) == 1 else None
-        if alone is not None and alone != self._alone:
+        if alone is not None and alone != self._alone and not stats.rows[0].steps:
+            self._kept = self._ever.recalled()
             self._early = CHEAP * (stats.rows[0].room + 1)
         self._alone = alone
 
@@ -220,6 +225,7 @@ class Goodput(Controller):
             kept = sum(row.accepted >= depth for row in step.each)
             # Also where no row got so far: what is known of a depth that is no longer reached fades.
             self._kept.seen(depth, weight * kept, weight * tried)
+            self._ever.seen(depth, weight * kept, weight * tried)
             if self._padding_is_free:
                 made = [row.proposed >= depth for k, row in zip(ks, step.each, strict=True) if k >= depth]
                 before = sum(k >= depth and row.proposed >= depth - 1 for k, row in zip(ks, step.each, strict=True))
