@@ -445,6 +445,7 @@ class ClosedBatch(UnlikeRows):
             self.step(tuple(min(k, row.room) for k, row in zip(ks, self.stats.rows, strict=True)))
             for row, made in zip(self.stats.rows, self.stats.steps[-1].each, strict=True):
                 self.left[row.request] -= made.emitted
+                row.steps += 1
         return self.now
 
 

@@ -31,6 +31,9 @@ CHEAP = 0.003
 KEEP_EVER = 0.98
 """What a new observation leaves of the older ones' weight in what is known of a request before it is seen."""
 
+EARLY, SHORT = 2 * CHEAP, 100
+"""Largest share of the time of a request's first ``SHORT`` tokens that probes at its begin may cost."""
+
 USUAL = 0.8
 """Factor by which a new step reduces the weight of the older ones in the usual speed: about the last five count."""
 
@@ -132,7 +135,7 @@ class Goodput(Controller):
         alone = stats.rows[0].request if len(stats.rows) == 1 else None
         if alone is not None and alone != self._alone and not stats.rows[0].steps:
             self._kept = self._ever.recalled()
-            self._early = CHEAP * (stats.rows[0].room + 1)
+            self._early = EARLY * min(SHORT, stats.rows[0].room + 1)
         self._alone = alone
 
     def _read_cells(self, lengths: Sequence[int]) -> float:
