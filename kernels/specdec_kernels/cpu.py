@@ -545,14 +545,14 @@ class Cpu(Reference):
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         chosen = torch.empty(logits.shape[:-1], dtype=torch.int64)
         flat, counts = (None if given is None else given.contiguous() for given in (key, width))
-        batch = len(rows) if counts is None else len(counts)
+        batch, slots = (len(rows), 1) if counts is None else logits.shape[:2]
         self._lib.specdec_sample(
             rows.data_ptr(),
             None if flat is None else flat.data_ptr(),
             chosen.data_ptr(),
             None if counts is None else counts.data_ptr(),
             batch,
-            len(rows) // batch,
+            slots,
             size,
             rows.stride(0),
             kernel_threads(),

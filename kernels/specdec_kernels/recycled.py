@@ -11,9 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALONE = 2
-"""References to an array that only an attribute holds, as ``sys.getrefcount`` counts them."""
-
 
 class Recycled:
     """Tensors in one piece of memory: the next takes the place of the last if nothing refers to that any more.
@@ -24,13 +21,14 @@ class Recycled:
 
     def __init__(self) -> None:
         self._numbers = np.empty(0, np.float32)
+        self._alone = sys.getrefcount(self._numbers)  # what it says where nothing else refers to them
         self._lock = Lock()
 
     def floats(self, shape: tuple[int, ...]) -> Tensor:
         """Return a float32 tensor on the CPU: 0, or numbers that earlier tensors were given."""
         count = prod(shape)
         with self._lock:
-            if sys.getrefcount(self._numbers) > ALONE or len(self._numbers) < count:
+            if sys.getrefcount(self._numbers) > self._alone or len(self._numbers) < count:
                 # Pages of a private map begin as 0, and are the system's small ones.
                 self._numbers = np.frombuffer(mmap.mmap(-1, max(4 * count, 1)), np.float32)
             piece = self._numbers[:count]

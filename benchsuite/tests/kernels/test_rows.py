@@ -215,6 +215,12 @@ def test_slots_that_count_are_the_same_beside_any_padding_which_writes_nothing(
     assert ops.ran()["sample", "cpu"] == 4
 
 
+def test_no_slots_have_no_draws() -> None:
+    for key in (None, torch.empty(0, 3, dtype=torch.int64)):
+        assert _ops().sample(torch.empty(0, 3, 17), key).shape == (0, 3)
+        assert _ops().sample_of_slots(torch.empty(0, 3, 17), key, torch.empty(0, dtype=torch.int64)).shape == (0, 3)
+
+
 @pytest.mark.parametrize("name", [TRITON])
 def test_a_window_that_crosses_into_the_next_programs_cells_attends_as_its_tokens_do(name: str) -> None:
     """The first slots see the cells of one program, the last ones those of two, beside slots that see no cell."""
