@@ -32,7 +32,7 @@ PLAIN, AGAIN = "plain", "plain again"
 
 OFTEN, LEAST = 2, 1.75
 """Requests of a closed block, in times of those at once, where there are as many, and at least: of as many as places a
-tail would follow the first end, and nothing would tell what a slot costs (``BusyPart.full_s``)."""
+tail would follow the first end, and what a slot costs could not be estimated (``BusyPart.full_s``)."""
 
 WARM = 8
 """Tokens of the requests that every arm decodes before a load is timed."""

@@ -4,36 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, linear_regression
 
-from benchsuite.benches.load.queue_block import QueueBlock, QueueStep
+from benchsuite.benches.load.queue_block import QueueStep
 
 
 @dataclass(frozen=True)
 class BusyPart:
-    """The steps of a block until a place stays empty (``busy``), and the rest (``tail``); ``at_once``: its places."""
+    """The steps of a closed block of ``at_once`` places: until one stays empty (``busy``), and the rest (``tail``).
 
-    busy: tuple[QueueStep, ...]
-    tail: tuple[QueueStep, ...]
+    A request follows each that ends while there is one: from the first step with fewer rows on all have fewer.
+    Example: ``BusyPart(block.steps, 4).full_s``
+    """
+
+    steps: tuple[QueueStep, ...]
     at_once: int
+
+    @property
+    def busy(self) -> list[QueueStep]:
+        """The steps with all places taken."""
+        return [step for step in self.steps if step.rows == self.at_once]
+
+    @property
+    def tail(self) -> list[QueueStep]:
+        """The steps behind them."""
+        return [step for step in self.steps if step.rows < self.at_once]
 
     @property
     def tokens(self) -> int:
         """All tokens of the block."""
-        return sum(step.emitted for step in (*self.busy, *self.tail))
+        return sum(step.emitted for step in self.steps)
 
     @property
     def tail_s(self) -> float:
         """Seconds from the first step of the tail to the end."""
-        return self.tail[-1].ended_s - self.tail[0].begun_s if self.tail else 0.0
+        tail = self.tail
+        return tail[-1].ended_s - tail[0].begun_s if tail else 0.0
 
     @property
     def reading_s(self) -> float:
         """Seconds between steps until the tail begins, in which all prompts are read; 0 where no step was busy."""
-        if not self.busy:
+        busy, tail = self.busy, self.tail
+        if not busy:
             return 0.0
-        end = self.tail[0].begun_s if self.tail else self.busy[-1].ended_s
-        return end - sum(step.seconds for step in self.busy)
+        end = tail[0].begun_s if tail else busy[-1].ended_s
+        return end - sum(step.seconds for step in busy)
 
     @property
     def full_s(self) -> float | None:
@@ -48,23 +63,14 @@ class BusyPart:
         The line needs places that serve a second request: of as many requests as places all busy steps have the same
         rows.
         """
-        if not self.busy:
+        busy = self.busy
+        if not busy:
             return None
-        rows = sum(step.rows for step in (*self.busy, *self.tail))
-        slots = sum(step.slots for step in (*self.busy, *self.tail)) * self.at_once / rows
-        each = fmean(step.seconds for step in self.busy)
-        moved = slots - fmean(step.slots for step in self.busy)
-        return self.reading_s + (each + moved * _slope(self.busy)) * rows / self.at_once
-
-
-def busy_part(block: QueueBlock, at_once: int) -> BusyPart:
-    """Return the parts of a closed block of ``at_once`` requests at once.
-
-    A request follows each that ends while there is one: from the first step with fewer rows on all have fewer.
-    """
-    busy = tuple(step for step in block.steps if step.rows == at_once)
-    tail = tuple(step for step in block.steps if step.rows < at_once)
-    return BusyPart(busy, tail, at_once)
+        rows = sum(step.rows for step in self.steps)
+        slots = sum(step.slots for step in self.steps) * self.at_once / rows
+        each = fmean(step.seconds for step in busy)
+        moved = slots - fmean(step.slots for step in busy)
+        return self.reading_s + (each + moved * _slope(busy)) * rows / self.at_once
 
 
 def _slope(steps: Sequence[QueueStep]) -> float:
@@ -72,9 +78,7 @@ def _slope(steps: Sequence[QueueStep]) -> float:
 
     0 where all steps have as many slots. The limits matter where few steps differ, and by little.
     """
-    middle = fmean(step.slots for step in steps)
-    spread = sum((step.slots - middle) ** 2 for step in steps)
-    if not spread:
+    slots, seconds = [step.slots for step in steps], [step.seconds for step in steps]
+    if len({*slots}) == 1:
         return 0.0
-    slope = sum((step.slots - middle) * step.seconds for step in steps) / spread
-    return min(max(slope, 0.0), fmean(step.seconds for step in steps) / middle)
+    return min(max(linear_regression(slots, seconds).slope, 0.0), fmean(seconds) / fmean(slots))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import fmean
 
-from benchsuite.benches.load.busy import busy_part
+from benchsuite.benches.load.busy import BusyPart
 from benchsuite.benches.load.queue_block import QueueBlock
 from benchsuite.benches.load.served_queue import TOKEN_IDS
 from benchsuite.benches.serving.figures import EndpointFigures, Slo, endpoint_figures
@@ -70,7 +70,7 @@ def _figures(
     logs = block_logs(mine, base, load)
     busy = tail = share = None
     if load.concurrency and mine:
-        parts = [busy_part(block, load.concurrency) for block in mine]
+        parts = [BusyPart(block.steps, load.concurrency) for block in mine]
         whole_s, tail_s = sum(block.seconds for block in mine), sum(part.tail_s for part in parts)
         full = [(part.tokens, seconds) for part in parts if (seconds := part.full_s)]
         busy = sum(tokens for tokens, _ in full) / sum(seconds for _, seconds in full) if full else None
@@ -112,7 +112,7 @@ def _slowness(block: QueueBlock, load: Traffic) -> float | None:
     """The log of what a block costs: seconds per token with all places taken, or of its requests from when they were
     due."""
     if load.concurrency:
-        part = busy_part(block, load.concurrency)
+        part = BusyPart(block.steps, load.concurrency)
         return log(part.full_s / part.tokens) if part.full_s else None
     each = [_due_to_end(one) for one in block.sent]
     known = [log(seconds) for seconds in each if seconds]

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
-from statistics import fmean, linear_regression, median
+from statistics import fmean, median
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -249,7 +250,7 @@ def busy_speed(block: dict[str, Any], at_once: int) -> float:
     assert sum(s["usage"][1] for s in sent) == sum(tokens for _, _, tokens, *_ in steps)
     full, tail = ([step for step in steps if (step[0] == at_once) is taken] for taken in (True, False))
     widths, times = [step[1] / at_once for step in full], [ended - begun for *_, begun, ended in full]
-    slope = linear_regression(widths, times)[0] if len({*widths}) > 1 else 0.0
+    slope = float(np.polyfit(widths, times, 1)[0]) if len({*widths}) > 1 else 0.0
     slope = sorted((0.0, slope, fmean(times) / fmean(widths)))[1]
     each = fmean(times) + slope * (sum(slots for _, slots, *_ in steps) / emissions - fmean(widths))
     other = (tail[0][3] if tail else full[-1][4]) - sum(times)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchsuite.benches.load.bench import LEAST
-from benchsuite.benches.load.busy import BusyPart, busy_part
+from benchsuite.benches.load.busy import BusyPart
 from benchsuite.benches.load.crossover import Crossover, crossover
 from benchsuite.benches.load.load_figures import (
     GROUPS,
@@ -113,7 +113,7 @@ def test_the_busy_part_ends_where_a_place_stays_empty(takes: list[float], at_onc
     moments = sorted({0.0, *(one.sent_s for one in block.sent), *(one.ended_s for one in block.sent)})
     empty = next(at for at in moments if sum(one.sent_s <= at < one.ended_s for one in block.sent) < at_once)
     arrived = [one.sent_s + chunk.seconds for one in block.sent if one.reply for chunk in one.reply.chunks]
-    part = busy_part(block, at_once)
+    part = BusyPart(block.steps, at_once)
     busy_s, busy_tokens = sum(step.seconds for step in part.busy), sum(step.emitted for step in part.busy)
     assert (busy_s, busy_s + part.tail_s) == pytest.approx((empty, moments[-1]))
     # A token that ends the busy part may be on either side by rounding.
@@ -127,8 +127,8 @@ def copying(paces: Sequence[int], slot_s: float, reads_s: float, at_once: int, s
     found = []
     for n in range(0, len(paces), size):
         arriving = (MadeUpRow(0, pace, 24, 2 * pace if pace > 1 else 1, 0.0) for pace in paces[n : n + size])
-        sent, steps = in_rows(arriving, at_once, lambda live: 1 + slot_s * sum(row.slots for row in live), reads_s)
-        found.append(busy_part(QueueBlock("a", 0, tuple(sent), steps=tuple(steps)), at_once))
+        _, steps = in_rows(arriving, at_once, lambda live: 1 + slot_s * sum(row.slots for row in live), reads_s)
+        found.append(BusyPart(tuple(steps), at_once))
     return found
 
 
@@ -158,7 +158,7 @@ def test_a_step_takes_no_less_than_its_slots_alone_would(busy: list[tuple[int, f
         QueueStep(3, slots, 3, 0.5 + end - seconds, 0.5 + end) for (slots, seconds), end in zip(busy, ends, strict=True)
     ]
     tail = QueueStep(1, left, 1, steps[-1].ended_s, 100.0)
-    found = BusyPart(tuple(steps), (tail,), 3).full_s
+    found = BusyPart((*steps, tail), 3).full_s
     assert found
     mean, slots = (fmean(column) for column in zip(*[(seconds, slots) for slots, seconds in busy], strict=True))
     rows = 3 * len(busy) + 1
@@ -171,7 +171,7 @@ def test_where_rows_end_together_a_block_takes_what_it_took(at_once: int) -> Non
     [part] = copying([1] * 3 * at_once, 0.1, 2.0, at_once, 3 * at_once)
     assert part.full_s == pytest.approx(part.reading_s + sum(step.seconds for step in part.busy))
     assert part.reading_s == pytest.approx(3 * at_once * 2.0)
-    assert part.tail == ()
+    assert part.tail == []
 
 
 def six_labels(prompts: int) -> list[str]:

@@ -6,9 +6,10 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from math import exp, lgamma, log, pi, sqrt
-from statistics import fmean, linear_regression, median, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -140,7 +141,7 @@ def full_seconds(block: Record, at_once: int) -> float:
     busy, tail = split_steps(block, at_once)
     rows, slots = (sum(step[place] for step in (*busy, *tail)) for place in (0, 1))
     widths, times = [step[1] for step in busy], [step[4] - step[3] for step in busy]
-    slope = linear_regression(widths, times)[0] if len({*widths}) > 1 else 0.0
+    slope = float(np.polyfit(widths, times, 1)[0]) if len({*widths}) > 1 else 0.0
     slope = sorted((0.0, slope, fmean(times) / fmean(widths)))[1]
     each = fmean(times) + slope * (slots / rows * at_once - fmean(widths))
     end = tail[0][3] if tail else busy[-1][4]

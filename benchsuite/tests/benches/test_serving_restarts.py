@@ -198,15 +198,15 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 @pytest.mark.slow
 def test_a_server_is_waited_for_while_it_loads_and_ends_with_what_it_started(port: int, tmp_path: Path) -> None:
     """It answers, in turn, that it is not there yet, that it has no such path, that it is busy, and nothing at all."""
-    held = tmp_path / "held"
-    os.mkfifo(held)
-    script = f"sleep 1000 > {held} & exec {shlex.join([sys.executable, '-c', LOADS, str(port)])}"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    script = f"sleep 1000 > {pipe} & exec {shlex.join([sys.executable, '-c', LOADS, str(port)])}"
     servers = ServersInTurn({"spec": shlex.join(["sh", "-c", script])}, patience_s=60)
     spec = Endpoint("spec", f"http://127.0.0.1:{port}", "m")
     servers.connect(spec)
     servers.connect(spec)
     assert servers.starts == {"spec": 1}
-    with held.open("rb", buffering=0) as output:
+    with pipe.open("rb", buffering=0) as output:
         servers.close()
         servers.close()
         assert select.select([output], [], [], 60)[0], "a process that lives holds the other side"

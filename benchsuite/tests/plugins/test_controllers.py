@@ -319,8 +319,8 @@ def test_goodput_notices_text_that_becomes_predictable_again(goodput: Goodput) -
 
 
 def test_while_nothing_is_proposed_the_same_request_is_told_what_a_new_forecast_would_say() -> None:
-    """Of the twin's queue some wait in every other step, so that it forecasts anew. Proposals are refused, kept, then
-    refused."""
+    """Requests wait for the twin in every other step, so that it makes a new forecast in each. Proposals are refused,
+    kept, then refused."""
 
     def text(step: int, coins: random.Random) -> Iterator[bool]:
         return constant(0.95 if 200 <= step < 300 else 0.05)(step, coins)

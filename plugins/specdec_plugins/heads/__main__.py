@@ -32,7 +32,7 @@ from specdec_plugins.heads.eagle3_head import Eagle3Head
 from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.medusa_heads import MedusaHeads
 
-Loaded = TypeVar("Loaded", bound=nn.Module)
+SomeHead = TypeVar("SomeHead", bound=nn.Module)
 
 VOCABULARY = 8192
 """Tokens that a head knows, unless another number is given."""
@@ -174,8 +174,8 @@ def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
 def _begun(
     given: argparse.Namespace, model: PreTrainedModel, text: corpus.Corpus
 ) -> tuple[training.Head, torch.Tensor]:
-    """The head with which training begins, and the ids of its vocabulary: those of the head's file if
-    it has one and ``--vocabulary`` is not given."""
+    """The head with which training begins, and the ids of its vocabulary: those of the head's file, if
+    one is given and ``--vocabulary`` is not."""
     ids = training.frequent(text.tokens, VOCABULARY if given.vocabulary is None else given.vocabulary)
     tokens = text.tokens[:4].to(model.device)
     if given.kind == "medusa":
@@ -198,11 +198,11 @@ def _begun(
 
 
 def _loaded(
-    load: Callable[[str, ArenaModel], tuple[Loaded, torch.Tensor]],
+    load: Callable[[str, ArenaModel], tuple[SomeHead, torch.Tensor]],
     given: argparse.Namespace,
     model: PreTrainedModel,
     ids: torch.Tensor,
-) -> tuple[Loaded, torch.Tensor]:
+) -> tuple[SomeHead, torch.Tensor]:
     """The head of a file, and the ids of its vocabulary or, if ``--vocabulary`` is given, ``ids``."""
     head, its_ids = load(given.begin, _read_by(model))
     return head.requires_grad_(True), its_ids if given.vocabulary is None else ids
