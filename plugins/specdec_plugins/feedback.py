@@ -9,18 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec import Context, Draft, Request, SpecdecError, Verdict, Window
-from specdec.arena import Arena, KeptCells, LayerShape, Plan
+from specdec import Context, Request, SpecdecError, Verdict, Window
+from specdec.arena import LayerShape, Plan
 from specdec.devices import uploaded
 from specdec.interfaces import Env
-from specdec.model import PREFILL_CHUNK
 from specdec.runtime import Eager, addresses
 from specdec_plugins.chain import Chain
+from specdec_plugins.entries import EntryDraft
 from specdec_plugins.growth import Forest, Growth, wanted
-from specdec_plugins.reading import caught_up, known_text
-
-MOST_DEFERRED = 32
-"""Steps without proposals after which their entries are computed in any case."""
+from specdec_plugins.reading import caught_up
 
 
 def refuse_tree(draft: str, beam: int, depth: int, max_draft: int, least: float) -> None:
@@ -60,86 +57,60 @@ class FeedbackHead(ABC):
         """Logits float32 [..., D] of estimated states [..., F], over ``ids``."""
 
 
-class FeedbackDraft(Draft):
+class FeedbackDraft(EntryDraft):
     """Drafts with a head that has keys and values of its own and feeds its states back, as EAGLE's does.
 
     Entry t of its arena is computed from token t + 1 and the target's states t. While drafting, the head uses its own
     estimates; after every step, the entries of accepted tokens are computed again from the target's true states, so
-    committed entries never contain an estimate. The entries of steps without proposals are computed together, before
-    the next proposal, so that plain decoding does not pay for the head in each step. ``beam`` 1 drafts a chain, a
-    larger ``beam`` a tree of K nodes. A subclass or its instance says which of the target's states it reads.
+    committed entries never contain an estimate. ``beam`` 1 drafts a chain, a larger ``beam`` a tree of K nodes. A
+    subclass or its instance says which of the target's states it reads.
     """
 
-    small_ops = True
-
     def __init__(self, env: Env, head: FeedbackHead, max_draft: int, beam: int, depth: int, least: float) -> None:
-        self._head, self._vocabulary, self._ops = head, env.target.vocabulary, env.ops
+        super().__init__(env, head.layers, beam * depth)
+        self._head, self._vocabulary = head, env.target.vocabulary
         self._beam, self._depth, self._most, self._least = beam, depth, max_draft, least
         self.branches = beam > 1
         device = env.target.device
-        widest = max(env.max_window, min(PREFILL_CHUNK, env.max_length), beam * depth)
-        self._arena = Arena(
-            head.layers,
-            rows=env.max_rows,
-            max_length=env.max_length + widest,
-            max_window=widest,
-            dtype=env.target.dtype,
-            device=device,
-        )
         self._state = torch.zeros(env.max_rows, head.size, dtype=env.target.dtype, device=device)
         self._prompts: dict[int, Tensor] = {}
-        self._longest, self._most_tokens = 0, env.max_length  # host's bound on committed entries, and its limit
         self._asked = 0  # largest depth of the window's proposals
-        self._deferred: list[tuple[Tensor, Tensor]] = []  # tokens [B] and target's states [B, 1, …] without entries yet
         # A step that proposes has as many forwards as readings of the vocabulary's rows, the forward of `observe`
         # included. Steps that do not propose share one forward and have no reading.
-        self.weight_bytes = head.weight_bytes
-        self._forwards, self._runtime = 0, env.runtime
+        self.weight_bytes, self._forwards = head.weight_bytes, 0
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """Store the prompt, because an entry needs the token after its hidden state."""
-        self._catch_up()
-        self._arena.reset(row)
+        super().admit(row, request, prompt)
         self._state[row] = 0
         [self._prompts[row]] = uploaded(self._state.device, np.array([prompt], dtype=np.int64))
-        self._longest = max(self._longest, len(prompt) - 1)
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
-        """Delete the stored prompt."""
-        if self._deferred and len(self._deferred[0][0]) == 1:
-            self._deferred.clear()  # nobody reads the entries of the only row any more
-        self._catch_up()
+        """Delete the stored prompt, and what the row lacks."""
+        super().release(row, tokens)
         self._prompts.pop(row, None)
 
-    def keep(self, row: int, tokens: tuple[int, ...]) -> object:
-        """The entries of all tokens except the last."""
-        self._catch_up()
-        return self._arena.keep(row, len(tokens) - 1, self._arena.max_window)
-
-    def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
-        """Restore the entries of the common tokens; the target's states of the others follow."""
-        assert isinstance(kept, KeptCells)
-        self.admit(row, request, prompt)
-        self._arena.restore(row, kept, first)
-
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
-        """Move the arena row, the last estimate and the stored prompt with the request."""
-        self._arena.move(source, row)
+        """Move the entries, the last estimate and the stored prompt with the request."""
+        super().move(source, row, request, tokens)
         self._prompts[row] = self._prompts.pop(source)
         self._state[row] = self._state[source]
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """Compute the entries of a chunk of the prompt."""
-        size = hidden.shape[1]
-        after = self._prompts[row][:, start + 1 : start + 1 + size]
-        rows = slice(row, row + 1)
-        state = self._entered(known_text(after), self._head.feature(hidden), rows, start)
-        self._arena.committed[rows] += size
-        self._state[row] = state[0, -1]
+        """The entries of a chunk of the prompt, now or when the head is asked."""
+        forwards = self._forwards
+        self._prefilled(row, self._prompts[row][:, start + 1 : start + 1 + hidden.shape[1]], start, hidden)
+        self._forwards = forwards
+
+    def _enter(self, window: Window, hidden: Tensor, rows: slice, longest: int, last: Tensor) -> None:
+        self._forwards += 1
+        states = self._entered(window, self._head.feature(hidden), rows, longest)
+        place = last.clamp(min=0)[:, None, None].expand(-1, 1, states.shape[2])
+        self._state[rows] = torch.where(last[:, None] >= 0, states.gather(1, place)[:, 0], self._state[rows])
 
     def propose(self, context: Context) -> Window:
         """A chain or a tree from the last estimated hidden state."""
-        self._longest = int(context.length_host.max()) - 1
+        self._longest, self._rested = int(context.length_host.max()) - 1, 0
         self._catch_up()
         k = int(context.max_proposals_host.max())
         k = min(k, self._most or k)
@@ -147,9 +118,6 @@ class FeedbackDraft(Draft):
         self._forwards += self.calls(self._asked)
         steps, grown = self._runtime.steps((self, context.kind, k)), self._tree if self.branches else self.chained
         return steps.part(grown, context, k, self._bound())
-
-    def _bound(self) -> int:
-        return self._runtime.longest(self._longest, self._most_tokens)
 
     def calls(self, depth: int) -> int:
         """How often the head runs for proposals of this depth; the first one's state is known from ``observe``."""
@@ -193,9 +161,7 @@ class FeedbackDraft(Draft):
         """Compute new entries from the target's hidden states of the accepted slots and the tokens after them."""
         assert hidden is not None
         if window.tokens.shape[1] == 1:
-            self._deferred.append((verdict.next.clone(), hidden.clone()))
-            if len(self._deferred) == MOST_DEFERRED:
-                self._catch_up()
+            self._put_off(verdict.next[:, None], hidden)
             return
         self._catch_up()
         size = verdict.path.shape[1]
@@ -210,20 +176,6 @@ class FeedbackDraft(Draft):
         # Without this limit, the bound would grow far too large while another draft's windows are verified.
         self._longest = min(self._longest + size, self._most_tokens)
 
-    def _catch_up(self) -> None:
-        """Compute the entries of the steps without proposals since the last call."""
-        if not self._deferred:
-            return
-        tokens, hidden = zip(*self._deferred, strict=True)
-        self._deferred.clear()
-        self._forwards += 1
-        rows = slice(0, len(tokens[0]))
-        feature = self._head.feature(torch.cat(hidden, dim=1))
-        state = self._entered(known_text(torch.stack(tokens, dim=1)), feature, rows, self._longest)
-        self._state[rows] = state[:, -1]
-        self._arena.committed[rows] += len(tokens)
-        self._longest = min(self._longest + len(tokens), self._most_tokens)
-
     def _learned(self, window: Window, verdict: Verdict, hidden: Tensor, size: int, longest: int) -> None:
         rows = slice(0, len(verdict.next))
         path, last = verdict.path[:, :size].clamp(min=0), verdict.num_accepted
@@ -236,7 +188,7 @@ class FeedbackDraft(Draft):
         self._arena.committed[rows] += last + 1
 
     def info(self) -> Mapping[str, int]:
-        """Forwards of the head's layer, prefill excluded."""
+        """Forwards of the head's layer; those of prompts that are read before the first step excluded."""
         return {"draft_forwards": self._forwards}
 
     def _entered(self, window: Window, feature: Tensor, rows: slice, longest: int) -> Tensor:

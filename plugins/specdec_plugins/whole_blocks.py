@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from specdec import Context, Draft, Request, Verdict, Window
-from specdec.arena import Arena, KeptCells, LayerShape, Plan
+from specdec import Context, Verdict, Window
+from specdec.arena import LayerShape, Plan
 from specdec.interfaces import Env
-from specdec.model import PREFILL_CHUNK
 from specdec.runtime import Eager, addresses
+from specdec_plugins.entries import EntryDraft
 from specdec_plugins.reading import known_text
 
 
@@ -44,70 +44,37 @@ class BlockHead(ABC):
         """
 
 
-class BlockDraft(Draft):
+class BlockDraft(EntryDraft):
     """Drafts a block at once: the pending token and masks, over keys and values of the target's true states.
 
     Entry t of its arena is computed from the target's state t alone, when that token is committed, so that nothing of a
     rejected proposal is ever in it. The whole block is computed for every K, as in training.
     """
 
-    small_ops = True
-
     def __init__(self, env: Env, head: BlockHead, layers: tuple[int, ...], max_draft: int) -> None:
-        target, self._head = env.target, head
+        super().__init__(env, head.layers, head.block)
+        self._head = head
         self._most = min(head.proposals, max_draft or env.max_window - 1)
         self.hidden_layers = tuple(sorted(set(layers)))
         places = [self.hidden_layers.index(layer) for layer in layers]
-        self._places = None if places == [*range(len(places))] else torch.tensor(places, device=target.device)
-        self._ops, self._runtime = env.ops, env.runtime
-        widest = max(env.max_window, min(PREFILL_CHUNK, env.max_length), head.block)
-        self._arena = Arena(
-            head.layers,
-            rows=env.max_rows,
-            max_length=env.max_length + widest,
-            max_window=widest,
-            dtype=target.dtype,
-            device=target.device,
-        )
-        self._longest, self._most_tokens = 0, env.max_length  # host's bound on committed entries, and its limit
-        self.weight_bytes = head.weight_bytes
-        self._forwards = 0
-
-    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
-        """Empty the row."""
-        self._arena.reset(row)
-        self._longest = max(self._longest, len(prompt) - 1)
-
-    def keep(self, row: int, tokens: tuple[int, ...]) -> object:
-        """The entries of all tokens except the last."""
-        return self._arena.keep(row, len(tokens) - 1, self._arena.max_window)
-
-    def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
-        """Restore the entries of the common tokens; the target's states of the others follow."""
-        assert isinstance(kept, KeptCells)
-        self.admit(row, request, prompt)
-        self._arena.restore(row, kept, first)
-
-    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
-        """Move the arena row with the request."""
-        self._arena.move(source, row)
+        in_order = places == [*range(len(places))]
+        self._places = None if in_order else torch.tensor(places, device=env.target.device)
+        self.weight_bytes, self._forwards = head.weight_bytes, 0
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """Compute the entries of a chunk of the prompt."""
-        rows = slice(row, row + 1)
-        plan = self._arena.plan(known_text(tokens), self._ops, rows, start)
-        self._head.enter(self._fused(hidden), plan)
-        self._arena.committed[rows] += hidden.shape[1]
+        """The entries of a chunk of the prompt, now or when the head is asked."""
+        self._prefilled(row, tokens, start, hidden)
+
+    def _enter(self, window: Window, hidden: Tensor, rows: slice, longest: int, last: Tensor) -> None:
+        self._head.enter(self._fused(hidden), self._arena.plan(window, self._ops, rows, longest))
 
     def propose(self, context: Context) -> Window:
         """One forward of the block behind each row's text; as many of its proposals as the row with most room has."""
-        self._longest = int(context.length_host.max()) - 1
+        self._longest, self._rested = int(context.length_host.max()) - 1, 0
+        self._catch_up()
         self._forwards += 1
         k = min(int(context.max_proposals_host.max()), self._most)
         return self._runtime.steps((self, context.kind, k)).part(self._drafted, context, k, self._bound())
-
-    def _bound(self) -> int:
-        return self._runtime.longest(self._longest, self._most_tokens)
 
     def _drafted(self, context: Context, k: int, longest: int) -> Window:
         head, pending = self._head, context.pending[:, None]
@@ -118,6 +85,10 @@ class BlockDraft(Draft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """Compute the entries of the accepted slots from the target's states."""
         assert hidden is not None
+        if window.tokens.shape[1] == 1:
+            self._put_off(window.tokens, hidden)
+            return
+        self._catch_up()
         size = verdict.path.shape[1]
         if own:
             size = min(size, self._most + 1)

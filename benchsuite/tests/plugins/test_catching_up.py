@@ -36,6 +36,7 @@ from specdec_plugins.drafts.eagle_lite import EagleLite
 from specdec_plugins.drafts.medusa import Medusa
 from specdec_plugins.drafts.translated import TranslatedDraft
 from specdec_plugins.drafts.tree import Tree
+from specdec_plugins.entries import RESTS
 from specdec_plugins.growth import wanted
 
 Build = Callable[[Env], Draft]
@@ -509,22 +510,48 @@ def test_widths_are_the_children_of_each_node_of_a_depth() -> None:
         assert len(depth) == 1 + sum(expected)
 
 
+@pytest.mark.parametrize("text", ["draft_model", "tree(beam=2, depth=3)", "eagle(head={eagle!r})"])
+def test_a_draft_that_rests_reads_nothing_and_then_all(text: str, tmp_path: Path) -> None:
+    """Requests come, grow and end unread. One that is there when it is asked again is read then, prompt and all."""
+    with pytest.MonkeyPatch.context() as patch:
+        forwards = CountedForwards(patch)
+        played = Played(build_of(text, tmp_path), lent_env(), forwards=forwards)
+        played.begin([5, 6, 7])
+        for _ in range(RESTS):
+            played.verify("nobody")
+        forwards.widths.clear()
+        for _ in range(3):
+            forwards.counted = True  # prefill as well
+            played.draft.admit(1, played.request(1), (8, 9, 10))
+            if played.draft.needs_hidden:
+                states = torch.stack([state_of((8, 9)[:at], played.size) for at in (1, 2)])
+                played.draft.prefilled(1, torch.tensor([[8, 9]]), 0, states[None])
+            played.texts.append([8, 9, 10])
+            played.verify("nobody")
+            played.draft.release(1, tuple(played.texts.pop()))
+            played.verify("nobody")
+        assert forwards.widths == []
+        played.begin([11, 12, 13, 14])
+        lent = played.lent(played.texts, [K, K])
+        played.judge(played.told("propose", lent, counted=True), lent)
+        assert played.seen == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [[0] * 99, [2, 0] * 50])
 def test_eagles_row_that_ended_leaves_no_prompt_and_no_step_behind(
     asked: list[int], tmp_path: Path, assemble: Make
 ) -> None:
-    """Steps without proposals are read together, 32 at once at most; those at a request's end are never read."""
+    """Steps without proposals are read when the head is asked again; those at a request's end are never read."""
     build = assemble(max_length=160, backend="reference")
     engine = build.engine(f"eagle(head={saved_head('eagle', build, tmp_path)!r})", k=2)
     assert engine.draft is not None
     assert engine.draft.info() == {"draft_forwards": 0}
     ask(engine, asked)
-    new = 65 if not any(asked) else 12
-    engine.run([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=new))])
+    engine.run([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=65 if not any(asked) else 12))])
     assert held(engine.draft) == 0
     if not any(asked):
-        assert engine.draft.info() == {"draft_forwards": 2}
+        assert engine.draft.info() == {"draft_forwards": 0}
     assert engine.draft.info() == {"draft_forwards": engine.stats.counts["draft_forwards"]}
 
 

@@ -19,7 +19,7 @@ from benchsuite.tests.rig import Make, saved_head, slow_after
 from specdec import Context, Engine, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
 from specdec_kernels.reference import Reference
-from specdec_plugins import feedback
+from specdec_plugins import entries
 from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.heads import files, training
 from specdec_plugins.heads.eagle_head import EagleHead
@@ -44,8 +44,8 @@ def test_entries_of_steps_without_proposals_are_the_same_computed_together_or_on
     """Rows that begin and end at different steps, so that rows move while entries wait."""
     build = assemble(max_rows=3)
     head, found = saved_head("eagle", build, tmp_path), list[tuple[list[Any], int]]()
-    for most in (feedback.MOST_DEFERRED, 1):
-        monkeypatch.setattr(feedback, "MOST_DEFERRED", most)
+    for most in (entries.MOST_WAITING, 1):
+        monkeypatch.setattr(entries, "MOST_WAITING", most)
         engine, windows = build.engine(text.format(eagle=head), k=3), list[Any]()
 
         def proposed(

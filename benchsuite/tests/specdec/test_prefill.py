@@ -15,7 +15,7 @@ from benchsuite.tests.rig import Make, saved_head, slow_after
 from specdec import Draft, Engine, Request, SamplingParams, Window, model
 from specdec.arena import Arena
 from specdec.model import ArenaModel
-from specdec_plugins import feedback
+from specdec_plugins import entries
 
 CHUNK = 8
 """A chunk as these tests make it, so that prompts of several are short; the last token of a prompt is in none."""
@@ -150,7 +150,7 @@ def test_what_a_draft_keeps_of_a_prompt_does_not_depend_on_its_chunks_or_on_who_
     pairs = [work[first : first + 2] for first in range(0, len(work), 2)]
     whole = [prefilled(build.engine(draft, k=3), pair) for pair in pairs]
     assert all(whole), "the draft keeps nothing: the case is not covered"
-    for module in (model, feedback):
+    for module in (model, entries):
         monkeypatch.setattr(module, "PREFILL_CHUNK", CHUNK)
     engine = build.engine(draft, k=3)
     outputs = [done.tokens for done in engine.run([replace(request, id=100 + request.id) for request in work])]

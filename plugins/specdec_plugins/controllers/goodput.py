@@ -34,6 +34,10 @@ KEEP_EVER = 0.98
 EARLY, SHORT = 2 * CHEAP, 100
 """Largest share of the time of a request's first ``SHORT`` tokens that probes at its begin may cost."""
 
+PUT_OFF = 1.5
+"""Factor by which a draft's time exceeds the usual where it does more than propose: where it was not asked for steps,
+what it has put off comes first, as the reading of prompts. That is a price of asking again, not of proposals."""
+
 USUAL = 0.8
 """Factor by which a new step reduces the weight of the older ones in the usual speed: about the last five count."""
 
@@ -53,9 +57,10 @@ class Goodput(Controller):
     built and corrected in every step (``specdec_plugins.forecast.Forwards``), the draft's time for K, and the time of
     the rest. While K is 0, a probe proposes from time to time, to notice text that becomes predictable again, and
     at the begin of a request that is alone: it is another text, of which as much is expected as of all so far. Probes
-    cost less than one percent, and until one is due nothing is forecast as long as the rows are the same. Trees are
-    proposed whole or not at all. Chances and times pass from run to run until ``forget``, which keeps only the
-    calibration.
+    cost less than one percent, and until one is due nothing is forecast as long as the rows are the same. What a draft
+    has put off while it was not asked makes its next proposals dear once: it counts for the price of a probe, and not
+    of proposals. Trees are proposed whole or not at all. Chances and times pass from run to run until ``forget``, which
+    keeps only the calibration.
 
     Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times instead of a model of them.
 
@@ -88,6 +93,7 @@ class Goodput(Controller):
         """Return to the prior chances and to the times that were measured when the controller was built."""
         self._kept, self._made, self._ever = Chances(), Chances(hope=1.0), Chances(keep=KEEP_EVER)
         self._verify, self._draft, self._rest = Forwards(self._costs_of.at), Times(proportional=True), Times()
+        self._put_off = Times()  # what a draft does first when it is asked again
         self._costs_of.length = self._costs_of.half
         self._tree = False
         self._since = 0  # steps since the last step with K above 0
@@ -194,9 +200,10 @@ class Goodput(Controller):
         if self._alone is not None and loss <= self._early:
             self._early -= loss
             return tried
-        due = max(self._probe, ceil(loss / CHEAP))
+        put_off = self._put_off.at(0) / plain.seconds
+        due = max(self._probe, ceil((loss + put_off) / CHEAP))
         if self._since >= due:
-            if self._affords(tried.seconds / plain.seconds - 1):
+            if self._affords(tried.seconds / plain.seconds - 1 + put_off):
                 return tried
             due = self._since + self._probe
         self._due = due
@@ -216,9 +223,13 @@ class Goodput(Controller):
         if not asked:
             self._since += 1
             return
-        self._since = 0
+        rested, self._since = self._since > 0, 0
         self._tree = self._tree or any(row.proposed > row.deepest for row in step.each)
-        self._draft.seen(asked, drafting)
+        usual = self._draft.at(asked)
+        if rested and usual and drafting > PUT_OFF * usual:
+            self._put_off.seen(0, drafting - usual)
+        else:
+            self._draft.seen(asked, drafting)
         # Rows of a batch are more than one observation and, as they often have one kind of text, fewer than so many;
         # where all of them begin they are one, because answers to one kind of request begin with the same words.
         begun = bool(stats.rows) and all(row.steps <= 1 for row in stats.rows)

@@ -17,6 +17,7 @@ from specdec.model import ArenaModel
 from specdec.runtime import addresses
 from specdec_plugins.chain import Chain
 from specdec_plugins.drafts.translated import TranslatedDraft
+from specdec_plugins.entries import RESTS
 from specdec_plugins.growth import wanted
 from specdec_plugins.reading import caught_up, known_text
 
@@ -68,16 +69,26 @@ class DraftModel(Draft):
         self._fed = np.zeros(env.max_rows, dtype=np.int64)  # tokens of each row that it has certainly seen
         self._asked = 0
         self._proposed: Window | None = None
+        self._unread: dict[int, int] = {}  # rows whose text waits to be read, from which place on
+        self._rested = 0  # steps since the last proposals
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
-        """Prefill the draft's own arena."""
-        self._prefill(row, prompt, 0)
+        """Prefill the draft's own arena, or let the prompt wait while the draft is not asked."""
+        self._begun(row, prompt, 0)
 
-    def _prefill(self, row: int, prompt: tuple[int, ...], first: int) -> None:
+    def _begun(self, row: int, prompt: tuple[int, ...], first: int) -> None:
+        self._unread.pop(row, None)
+        if self._rested < RESTS:
+            self._prefill(row, prompt, first)
+        else:
+            self._unread[row] = self._fed[row] = first
+            self._arena.committed[row].fill_(first)
+
+    def _prefill(self, row: int, prompt: tuple[int, ...], first: int) -> int:
+        """Read a text but its last token, from place ``first`` on; returns the number of forwards."""
         self._fed[row] = len(prompt) - 1
         inside = tuple(min(token, self._model.vocabulary - 1) for token in prompt)
-        for _ in self._model.prefill(self._arena, row, inside, first):
-            pass
+        return sum(1 for _ in self._model.prefill(self._arena, row, inside, first))
 
     def keep(self, row: int, tokens: tuple[int, ...]) -> object:
         """The cells of the tokens that the draft has certainly seen."""
@@ -89,11 +100,14 @@ class DraftModel(Draft):
         usable = 0 if kept.wrapped and kept.length > first else min(kept.length, first)
         if usable:
             self._arena.restore(row, kept, usable)
-        self._prefill(row, prompt, usable)
+        self._begun(row, prompt, usable)
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """Move the arena row with the request."""
         self._arena.move(source, row)
+        self._unread.pop(row, None)
+        if (first := self._unread.pop(source, None)) is not None:
+            self._unread[row] = first
         self._fed[row] = self._fed[source]
 
     def propose(self, context: Context) -> Window:
@@ -125,6 +139,7 @@ class DraftModel(Draft):
         accepted path begins with.
         """
         if not self._asked:
+            self._rested += 1
             self._behind += window.tokens.shape[1]
             return
         assert self._proposed is not None
@@ -151,6 +166,10 @@ class DraftModel(Draft):
 
     def _catching_up(self, context: Context) -> int:
         """How many tokens a row may lack; they count as processed, and their forwards as run."""
+        self._rested = 0
+        for row in [row for row in self._unread if row < context.rows]:
+            text = tuple(context.history[row, : context.length_host[row]].tolist())
+            self._forwards += self._prefill(row, text, self._unread.pop(row))
         fed = self._fed[: context.rows]
         # After windows of another draft, the row's own length gives a tighter bound.
         behind = min(self._behind, int((context.length_host - fed).max()))

@@ -72,6 +72,7 @@ class Tree(DraftModel):
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """The nodes were never committed, so all accepted tokens are still missing."""
+        self._rested += not self._asked
         self._behind += (self._asked if own else window.tokens.shape[1] - 1) + 1
         self._asked = 0
 
