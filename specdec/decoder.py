@@ -23,7 +23,8 @@ class DecoderWeights:
     """The weights of one layer.
 
     ``qkv`` [(heads + 2 heads_kv) d, H] maps an input to queries, keys and values, ``gate_up`` [2 N, H] to the
-    two halves of a SwiGLU; a bias may be None. ``norm_offset`` is added to the weights of both norms. All four matrices
+    two halves of a SwiGLU; a bias may be None. Norms and biases may be of another dtype than what they are applied to,
+    which keeps its own. ``norm_offset`` is added to the weights of both norms. All four matrices
     are of one kind. ``join_out`` and ``join_down`` make the whole of what ``out`` and ``down`` give where they are cut
     over ranks (``specdec.sharding``): only ``decode`` calls them.
     """

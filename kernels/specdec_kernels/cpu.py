@@ -143,17 +143,19 @@ class Processors(ctypes.Structure):
 
 
 class Described:
-    """The addresses of a layer's weights, for C++, and the tensors that must live as long."""
+    """The addresses of a layer's weights, for C++ over values of a dtype, and the tensors that must live as long."""
 
-    def __init__(self, layer: DecoderWeights) -> None:
-        self._kept: list[Tensor] = []
+    def __init__(self, layer: DecoderWeights, dtype: torch.dtype) -> None:
+        # C++ reads norms in the dtype of what they norm; those of a head may be stored in another one.
+        before, after = (norm.to(dtype).contiguous() for norm in (layer.norm_before, layer.norm_after))
+        self._kept: list[Tensor] = [before, after]
         self.layer = Layer(
             self._matrix(layer.qkv, layer.qkv_bias),
             self._matrix(layer.out, layer.out_bias),
             self._matrix(layer.gate_up, layer.gate_up_bias),
             self._matrix(layer.down, layer.down_bias),
-            layer.norm_before.data_ptr(),
-            layer.norm_after.data_ptr(),
+            before.data_ptr(),
+            after.data_ptr(),
             layer.heads,
             layer.heads_kv,
             layer.head_dim,
@@ -162,7 +164,7 @@ class Described:
             layer.norm_offset,
             layer.scaling,
         )
-        self.address = ctypes.addressof(self.layer)
+        self.address, self.dtype = ctypes.addressof(self.layer), dtype
 
     def _matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
         assert isinstance(weight, Packed)
@@ -460,7 +462,7 @@ class Cpu(Reference):
         x, (cos, sin) = x.contiguous(), (angle.contiguous() for angle in turn)
         rows, slots, _ = x.shape
         y = torch.empty_like(x) if slots == 1 else torch.zeros_like(x)
-        described = [self._described(layer) for layer in layers]
+        described = [self._described(layer, x.dtype) for layer in layers]
         # The members of ArenaCells as bare numbers: structs and their arrays would take longer than a layer's norms.
         words, index, last = array("q"), list[Tensor](), None
         for one in at:
@@ -490,10 +492,10 @@ class Cpu(Reference):
         )
         return y
 
-    def _described(self, layer: DecoderWeights) -> Described:
+    def _described(self, layer: DecoderWeights, dtype: torch.dtype) -> Described:
         found = self._layers.get(layer)
-        if found is None:
-            found = self._layers[layer] = Described(layer)
+        if found is None or found.dtype != dtype:
+            found = self._layers[layer] = Described(layer, dtype)
         return found
 
     def process(self, logits: Tensor, params: StackedParams, paths: Tensor | None) -> Tensor:

@@ -329,6 +329,7 @@ def _layers(
     hidden: int = 96,
     inner: int = 160,
     counts: tuple[int, ...] | None = None,
+    other_norms: bool = False,
 ) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         heads, heads_kv = 4, 2
@@ -337,8 +338,10 @@ def _layers(
             _, weight, biases, _ = _linear(1, outputs, inputs, kind, bias, spread=inputs**-0.5)(g, dtype)
             return weight, biases
 
+        other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+
         def norm(eps: float) -> tuple[Tensor, float]:
-            return (0.5 + torch.rand(hidden, generator=g)).to(dtype), eps
+            return (0.5 + torch.rand(hidden, generator=g)).to(other if other_norms else dtype), eps
 
         layers = tuple(
             DecoderWeights(
@@ -490,6 +493,7 @@ CASES = [
     Case("tree_attention", "sinks-used", _attention(2, 5, 600, used=(300, 600), sinks=True)),
     *(Case("decoder_layers", f"{b}x{w}", _layers(b, w)) for b, w in ((1, 1), (1, 9), (3, 5), (2, 33))),
     *(Case("decoder_layers", kind, _layers(1, 4, kind)) for kind in ("int8", "int4", "bfloat16")),
+    Case("decoder_layers", "other-norms", _layers(1, 4, other_norms=True)),
     Case("decoder_layers", "bias", _layers(2, 3, bias=True)),
     Case("decoder_layers", "odd-heads", _layers(1, 3, size=10)),
     Case("decoder_layers", "three", _layers(2, 5, count=3)),

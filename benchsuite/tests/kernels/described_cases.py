@@ -141,7 +141,8 @@ def _decoder_layers(x: Tensor, layers: Sequence[DecoderWeights], turn: Any, at: 
     bias = _flags(bias=layer.qkv_bias is not None)
     several = [f"{len(layers)} layers"] if len(layers) > 1 else []
     counts = [] if at[0].width is None else [f"of which {_places(at[0].width[None])} count"]
-    return [sizes, heads, weight_kind(layer.qkv), *bias, *several, *counts]
+    norms = [f"norms in {str(layer.norm_before.dtype).removeprefix('torch.')}"] * (layer.norm_before.dtype != x.dtype)
+    return [sizes, heads, weight_kind(layer.qkv), *bias, *several, *counts, *norms]
 
 
 def _process(logits: Tensor, params: StackedParams, paths: Tensor) -> Words:

@@ -347,7 +347,7 @@ def check_decoder_layers(
         assert len({bias is None for bias in biases}) == 1
         assert 0 < layer.eps_before < 1e-3 < 0.1 < layer.eps_after < 1, "they cannot change places"
         for norm in (layer.norm_before, layer.norm_after):
-            check_floats(norm, dtype=dtype)
+            check_floats(norm, dtype=norm.dtype)
             assert norm.shape == (hidden,)
             assert 0.5 <= float(norm.min()) < float(norm.max()) <= 1.5
         for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down):

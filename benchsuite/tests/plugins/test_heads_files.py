@@ -66,6 +66,7 @@ def test_a_file_holds_its_weights_in_half_precision_and_says_whose_they_are(kind
     for name, p in read.named_parameters():
         assert not p.requires_grad, name
         assert torch.equal(p, expected[name].float()), name
+        assert p.dtype == (torch.bfloat16 if p.dim() > 1 else torch.float32), "matrices are read as they are stored"
 
 
 def test_the_shipped_head_is_the_one_of_its_kind_for_this_target(

@@ -203,9 +203,9 @@ def _loaded(
     model: PreTrainedModel,
     ids: torch.Tensor,
 ) -> tuple[SomeHead, torch.Tensor]:
-    """The head of a file, and the ids of its vocabulary or, if ``--vocabulary`` is given, ``ids``."""
+    """The head of a file in float32, and the ids of its vocabulary or, if ``--vocabulary`` is given, ``ids``."""
     head, its_ids = load(given.begin, _read_by(model))
-    return head.requires_grad_(True), its_ids if given.vocabulary is None else ids
+    return head.float().requires_grad_(True), its_ids if given.vocabulary is None else ids
 
 
 def _begun_eagle3(

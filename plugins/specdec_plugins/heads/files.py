@@ -17,6 +17,7 @@ from specdec import SpecdecError
 from specdec.model import ArenaModel
 from specdec_plugins.heads.eagle_head import EagleHead, EagleShape
 from specdec_plugins.heads.medusa_heads import MedusaHeads
+from specdec_plugins.heads.placed import placed
 
 H = TypeVar("H", EagleHead, MedusaHeads)
 
@@ -73,8 +74,8 @@ def shipped_folder(form: str, target: nn.Module) -> Path:
 
 def _filled(head: H, tensors: dict[str, Tensor], target: ArenaModel) -> tuple[H, Tensor]:
     ids = tensors.pop("ids").long().to(target.device)
-    head.load_state_dict(tensors)
-    return head.to(target.device).requires_grad_(False), ids
+    head.load_state_dict(tensors, assign=True)
+    return placed(head, target.device, target.dtype), ids
 
 
 def _read(kind: str, name: str, target: ArenaModel) -> tuple[dict[str, Any], dict[str, Tensor]]:

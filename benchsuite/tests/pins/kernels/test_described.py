@@ -32,8 +32,8 @@ def _weights(bits: int | None, dtype: torch.dtype, biased: bool) -> DecoderWeigh
 def test_all_that_a_description_points_to_is_kept_in_order(biased: bool) -> None:
     """A float32 copy of a bias has no other owner: without it C++ would read freed memory."""
     weights = _weights(8, torch.bfloat16, biased)
-    told = Described(weights)
-    wanted: list[int] = []
+    told = Described(weights, torch.bfloat16)
+    wanted = [weights.norm_before.data_ptr(), weights.norm_after.data_ptr()]
     for name in SHAPES:
         matrix: Matrix = getattr(told.layer, name)
         wanted += [matrix.weight, *([matrix.bias] if biased else [])]
