@@ -458,8 +458,14 @@ class Cpu(Reference):
     def decoder_layers(
         self, x: Tensor, layers: Sequence[DecoderWeights], turn: tuple[Tensor, Tensor], at: Sequence[Cells]
     ) -> Tensor:
-        """The same ops in one parallel region: see csrc/layer.cpp."""
+        """The same ops in one parallel region: csrc/layer.cpp. SpecdecError for cells or angles of another dtype."""
         x, (cos, sin) = x.contiguous(), (angle.contiguous() for angle in turn)
+        of_x = {"cos": cos, "sin": sin, "keys": at[0].keys, "values": at[0].values, "mask": at[0].mask}
+        if wrong := [f"{name} in {tensor.dtype}" for name, tensor in of_x.items() if tensor.dtype != x.dtype]:
+            raise SpecdecError(
+                f"decoder_layers of the cpu backend got x in {x.dtype} and {', '.join(wrong)}; expected the dtype of x "
+                "for all of these: only norms and biases may have another"
+            )
         rows, slots, _ = x.shape
         y = torch.empty_like(x) if slots == 1 else torch.zeros_like(x)
         described = [self._described(layer, x.dtype) for layer in layers]
@@ -634,7 +640,7 @@ class Cpu(Reference):
 
 def _fits_attention(query: Tensor, keys: Tensor, *sinks: Tensor) -> bool:
     dense = query.stride(3) == keys.stride(3) == 1
-    like = all(one.dtype == query.dtype and one.is_contiguous() for one in sinks)
+    like = keys.dtype == query.dtype and all(one.dtype == query.dtype and one.is_contiguous() for one in sinks)
     return like and query.dtype in _WIDE and query.shape[2] <= MOST_SLOTS and dense
 
 

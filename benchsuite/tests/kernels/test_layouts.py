@@ -14,7 +14,7 @@ from benchsuite.conformance.ops.agreement import run_op
 from benchsuite.conformance.ops.cases import CASES
 from benchsuite.tests.rig import INTERPRETED, INTERPRETS, named_backend
 from benchsuite.workshop.native.cuda_on_host import cuda_on_host
-from specdec import Request, SamplingParams, Window, sampling
+from specdec import Request, SamplingParams, SpecdecError, Window, sampling
 from specdec.decoder import Cells
 from specdec.ledger import stacked
 from specdec.ops import Ops
@@ -85,6 +85,21 @@ def test_rows_that_share_angles_are_turned_as_with_some_of_their_own(cpu_kernels
 
     assert len(x) > 1
     assert whole(angles).equal(whole(tuple(angle.expand(len(x), -1, -1).contiguous() for angle in angles)))
+
+
+@pytest.mark.parametrize("other", ["cos", "sin", "keys", "values", "mask"])
+def test_layers_refuse_cells_and_angles_of_another_dtype_which_they_would_misread(other: str, cpu_kernels: Ops) -> None:
+    [case] = [case for case in CASES if case.op == "decoder_layers" and case.name == "1x1"]
+    x, layers, (cos, sin), (at,) = case.make(Generator().manual_seed(1), HALF)
+    packed, turn = [layer.packed(cpu_kernels) for layer in layers], {"cos": cos, "sin": sin}
+    if other in turn:
+        turn[other] = turn[other].float()
+    else:
+        at = replace(at, **{other: getattr(at, other).float()})
+    with pytest.raises(
+        SpecdecError, match=rf"x in torch.bfloat16 and {other} in torch.float32; expected the dtype of x"
+    ):
+        cpu_kernels.decoder_layers(x, packed, (turn["cos"], turn["sin"]), [at])
 
 
 def test_biases_that_were_made_wide_stay_while_their_layer_does(cpu_kernels: Ops) -> None:
