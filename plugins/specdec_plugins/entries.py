@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec import Draft, Request, Window
+from specdec import Context, Draft, Request, Window
 from specdec.arena import Arena, KeptCells, LayerShape
 from specdec.interfaces import Env
 from specdec.model import PREFILL_CHUNK
@@ -29,9 +29,9 @@ class EntryDraft(Draft):
     """Keeps an entry of each committed token in an arena of its own, and computes it when it is needed.
 
     While the draft is not asked, the entries of steps and of new prompts wait until it is (``Backlog``): plain decoding
-    does not pay for the draft, and a request that ends before costs nothing. A subclass calls ``_put_off`` in steps
-    without proposals, and ``_catch_up`` before it proposes and before it computes entries itself. ``layers`` are the
-    draft's attention layers, ``widest`` is its widest window.
+    does not pay for the draft, and a request that ends before costs nothing. A subclass calls ``_begin`` before it
+    proposes, ``_put_off`` in steps without proposals, and ``_catch_up`` and ``_lengthen`` before and after it computes
+    entries itself. ``layers`` are the draft's attention layers, ``widest`` is its widest window.
     """
 
     small_ops = True
@@ -85,9 +85,8 @@ class EntryDraft(Draft):
         self._arena.move(source, row)
         self._backlog.move(source, row)
 
-    def _prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """Compute the entries of a prompt's chunk int64 [1, W] from position ``start``, or let them wait while the
-        draft is not asked."""
+    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
+        """Compute the entries of a chunk of the prompt, or let them wait while the draft is not asked."""
         self._backlog.add(row, tokens, hidden)
         if self._rested < RESTS or self._backlog.waiting()[row] > MOST_WAITING:
             self._read([row], start)
@@ -95,11 +94,21 @@ class EntryDraft(Draft):
     def _put_off(self, tokens: Tensor, hidden: Tensor) -> None:
         """Let the entries of a step without proposals wait: tokens int64 [B, 1] and states [B, 1, …]."""
         self._rested += 1
-        self._longest = min(self._longest + 1, self._most_tokens)
+        self._lengthen(1)
         self._backlog.add(0, tokens, hidden)
         for row, waiting in self._backlog.waiting().items():
             if waiting > MOST_WAITING:
                 self._read([row], self._longest)
+
+    def _begin(self, context: Context) -> None:
+        """The draft is asked: compute what the rows lack."""
+        self._longest, self._rested = int(context.length_host.max()) - 1, 0
+        self._catch_up()
+
+    def _lengthen(self, tokens: int) -> None:
+        """No row has more new entries than ``tokens``."""
+        # Without this limit, the bound would grow far too large while another draft's windows are verified.
+        self._longest = min(self._longest + tokens, self._most_tokens)
 
     def _catch_up(self) -> None:
         """Compute the entries of all rows: of one that lacks many by itself, of the others together."""

@@ -97,9 +97,9 @@ class FeedbackDraft(EntryDraft):
         self._state[row] = self._state[source]
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """The entries of a chunk of the prompt, now or when the head is asked."""
+        """The entries of a chunk of the prompt, each with the token after its own; no forward of these is counted."""
         forwards = self._forwards
-        self._prefilled(row, self._prompts[row][:, start + 1 : start + 1 + hidden.shape[1]], start, hidden)
+        super().prefilled(row, self._prompts[row][:, start + 1 : start + 1 + hidden.shape[1]], start, hidden)
         self._forwards = forwards
 
     def _enter(self, window: Window, hidden: Tensor, rows: slice, longest: int, last: Tensor) -> None:
@@ -110,8 +110,7 @@ class FeedbackDraft(EntryDraft):
 
     def propose(self, context: Context) -> Window:
         """A chain or a tree from the last estimated hidden state."""
-        self._longest, self._rested = int(context.length_host.max()) - 1, 0
-        self._catch_up()
+        self._begin(context)
         k = int(context.max_proposals_host.max())
         k = min(k, self._most or k)
         self._asked = min(k, self._depth) if self.branches else k
@@ -173,8 +172,7 @@ class FeedbackDraft(EntryDraft):
         kind = self, "observe", size, addresses(*read)
         steps = self._runtime.steps(kind) if own else Eager()
         steps.part(self._learned, window, verdict, hidden, size, self._bound())
-        # Without this limit, the bound would grow far too large while another draft's windows are verified.
-        self._longest = min(self._longest + size, self._most_tokens)
+        self._lengthen(size)
 
     def _learned(self, window: Window, verdict: Verdict, hidden: Tensor, size: int, longest: int) -> None:
         rows = slice(0, len(verdict.next))

@@ -61,17 +61,12 @@ class BlockDraft(EntryDraft):
         self._places = None if in_order else torch.tensor(places, device=env.target.device)
         self.weight_bytes, self._forwards = head.weight_bytes, 0
 
-    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """The entries of a chunk of the prompt, now or when the head is asked."""
-        self._prefilled(row, tokens, start, hidden)
-
     def _enter(self, window: Window, hidden: Tensor, rows: slice, longest: int, last: Tensor) -> None:
         self._head.enter(self._fused(hidden), self._arena.plan(window, self._ops, rows, longest))
 
     def propose(self, context: Context) -> Window:
         """One forward of the block behind each row's text; as many of its proposals as the row with most room has."""
-        self._longest, self._rested = int(context.length_host.max()) - 1, 0
-        self._catch_up()
+        self._begin(context)
         self._forwards += 1
         k = min(int(context.max_proposals_host.max()), self._most)
         return self._runtime.steps((self, context.kind, k)).part(self._drafted, context, k, self._bound())
@@ -96,8 +91,7 @@ class BlockDraft(EntryDraft):
         kind = self, "observe", size, addresses(verdict.path, verdict.num_accepted, hidden)
         steps = self._runtime.steps(kind) if own else Eager()
         steps.part(self._learned, verdict, hidden, size, self._bound())
-        # Without this limit, the bound would grow far too large while another draft's windows are verified.
-        self._longest = min(self._longest + size, self._most_tokens)
+        self._lengthen(size)
 
     def _learned(self, verdict: Verdict, hidden: Tensor, size: int, longest: int) -> None:
         rows = slice(0, len(verdict.next))

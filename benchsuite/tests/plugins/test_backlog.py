@@ -35,9 +35,14 @@ DEEDS = st.one_of(
 def test_a_row_gets_its_tokens_in_their_order_whatever_the_other_rows_do(
     deeds: list[tuple[str, int, int]], slack: int
 ) -> None:
-    """Beside a twin of plain lists; each state is twice its token and its opposite."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backlog, "SLACK", slack)
+        _done_as_by_a_twin(deeds)
+
+
+def _done_as_by_a_twin(deeds: list[tuple[str, int, int]]) -> None:
+    """The twin has plain lists; each state is twice its token and its opposite."""
     waiting, twin, numbers = Backlog(), dict[int, list[int]](), count()
-    before, backlog.SLACK = backlog.SLACK, slack
     for deed, first, other in deeds:
         if deed in {"add", "step"}:
             rows, start, width = (1, first, other) if deed == "add" else (first, 0, 1)
@@ -66,7 +71,6 @@ def test_a_row_gets_its_tokens_in_their_order_whatever_the_other_rows_do(
             assert torch.equal(states, _states(tokens))
         assert waiting.waiting() == {row: len(some) for row, some in twin.items()}
         assert bool(waiting) == bool(twin)
-    backlog.SLACK = before
 
 
 def _states(tokens: Tensor) -> Tensor:

@@ -514,26 +514,20 @@ def test_widths_are_the_children_of_each_node_of_a_depth() -> None:
 def test_a_draft_that_rests_reads_nothing_and_then_all(text: str, tmp_path: Path) -> None:
     """Requests come, grow and end unread. One that is there when it is asked again is read then, prompt and all."""
     with pytest.MonkeyPatch.context() as patch:
-        forwards = CountedForwards(patch)
-        played = Played(build_of(text, tmp_path), lent_env(), forwards=forwards)
+        forwards, played = CountedForwards(patch), Played(build_of(text, tmp_path), lent_env())
         played.begin([5, 6, 7])
         for _ in range(RESTS):
             played.verify("nobody")
-        forwards.widths.clear()
+        forwards.counted = True  # from here on in every call, those of prefill too
         for _ in range(3):
-            forwards.counted = True  # prefill as well
-            played.draft.admit(1, played.request(1), (8, 9, 10))
-            if played.draft.needs_hidden:
-                states = torch.stack([state_of((8, 9)[:at], played.size) for at in (1, 2)])
-                played.draft.prefilled(1, torch.tensor([[8, 9]]), 0, states[None])
-            played.texts.append([8, 9, 10])
+            played.begin([8, 9, 10])
             played.verify("nobody")
             played.draft.release(1, tuple(played.texts.pop()))
             played.verify("nobody")
         assert forwards.widths == []
         played.begin([11, 12, 13, 14])
         lent = played.lent(played.texts, [K, K])
-        played.judge(played.told("propose", lent, counted=True), lent)
+        played.judge(played.told("propose", lent), lent)
         assert played.seen == 2
 
 

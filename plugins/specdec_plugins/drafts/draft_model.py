@@ -69,7 +69,7 @@ class DraftModel(Draft):
         self._fed = np.zeros(env.max_rows, dtype=np.int64)  # tokens of each row that it has certainly seen
         self._asked = 0
         self._proposed: Window | None = None
-        self._unread: dict[int, int] = {}  # rows whose text waits to be read, from which place on
+        self._unread: set[int] = set()  # rows whose text waits to be read
         self._rested = 0  # steps since the last proposals
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
@@ -77,11 +77,12 @@ class DraftModel(Draft):
         self._begun(row, prompt, 0)
 
     def _begun(self, row: int, prompt: tuple[int, ...], first: int) -> None:
-        self._unread.pop(row, None)
+        self._unread.discard(row)
         if self._rested < RESTS:
             self._prefill(row, prompt, first)
         else:
-            self._unread[row] = self._fed[row] = first
+            self._unread.add(row)
+            self._fed[row] = first
             self._arena.committed[row].fill_(first)
 
     def _prefill(self, row: int, prompt: tuple[int, ...], first: int) -> int:
@@ -105,9 +106,10 @@ class DraftModel(Draft):
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """Move the arena row with the request."""
         self._arena.move(source, row)
-        self._unread.pop(row, None)
-        if (first := self._unread.pop(source, None)) is not None:
-            self._unread[row] = first
+        self._unread.discard(row)
+        if source in self._unread:
+            self._unread.remove(source)
+            self._unread.add(row)
         self._fed[row] = self._fed[source]
 
     def propose(self, context: Context) -> Window:
@@ -167,9 +169,10 @@ class DraftModel(Draft):
     def _catching_up(self, context: Context) -> int:
         """How many tokens a row may lack; they count as processed, and their forwards as run."""
         self._rested = 0
-        for row in [row for row in self._unread if row < context.rows]:
+        for row in sorted(self._unread.intersection(range(context.rows))):
             text = tuple(context.history[row, : context.length_host[row]].tolist())
-            self._forwards += self._prefill(row, text, self._unread.pop(row))
+            self._forwards += self._prefill(row, text, int(self._fed[row]))
+            self._unread.discard(row)
         fed = self._fed[: context.rows]
         # After windows of another draft, the row's own length gives a tighter bound.
         behind = min(self._behind, int((context.length_host - fed).max()))
