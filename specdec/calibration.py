@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from math import exp, log
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,11 +24,17 @@ SHORTEST = 1e-9
 
 
 class Point(NamedTuple):
-    """A forward: rows, tokens of context in each, slots of each row's window."""
+    """A forward: rows, tokens of context in each, slots of each row's window: their mean if some rows have one more."""
 
     rows: int
     length: int
-    width: int
+    width: float
+
+    @property
+    def widths(self) -> list[int]:
+        """The slots of each row's window, from wide to narrow."""
+        low, wider = divmod(round(self.width * self.rows), self.rows)
+        return [low + 1] * wider + [low] * (self.rows - wider)
 
 
 class Calibration:
@@ -44,15 +50,19 @@ class Calibration:
         self.target = target
         self.seconds: dict[Point, float] = dict(seconds or {})
 
+    def measure(self, rows: Iterable[int], lengths: Iterable[int], widths: Iterable[float]) -> None:
+        """``measure_points`` of every combination."""
+        self.measure_points(Point(*point) for point in product(rows, lengths, widths))
+
     @torch.inference_mode()
-    def measure(self, rows: Iterable[int], lengths: Iterable[int], widths: Iterable[int]) -> None:
-        """Measure every combination that is not known yet, on an arena of its own, in random order.
+    def measure_points(self, points: Iterable[Point]) -> None:
+        """Measure those points that are not known yet, on an arena of its own, in random order.
 
         Tokens are drawn from the whole vocabulary, because a mixture of experts reads those of each token: slots with
         one token would read no more than one slot. Each round is divided by its own pace, the geometric mean of its
         points, before medians are taken: what slows the machine for a whole round changes no point against another.
         """
-        missing = sorted({Point(*point) for point in product(rows, lengths, widths)} - set(self.seconds))
+        missing = sorted({*points} - set(self.seconds))
         if not missing:
             return
         taken: dict[Point, list[float]] = {point: [] for point in missing}
@@ -61,15 +71,17 @@ class Calibration:
         dice = torch.Generator().manual_seed(0)
         arena = self.target.arena(
             max(point.rows for point in missing),
-            max(point.length + point.width for point in missing),
-            max(point.width for point in missing),
+            max(point.length + point.widths[0] for point in missing),
+            max(point.widths[0] for point in missing),
         )
         for turn in range(ROUNDS + 1):
             order.shuffle(missing)
             for point in missing:
                 arena.committed.fill_(point.length)
-                tokens = torch.randint(self.target.vocabulary, point[::2], generator=dice).to(self.target.device)
-                window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens.new_full((point.rows,), point.width - 1))
+                size = point.rows, point.widths[0]
+                tokens = torch.randint(self.target.vocabulary, size, generator=dice).to(self.target.device)
+                proposals = tokens.new_tensor(point.widths) - 1
+                window = Window.chain(tokens[:, 0], tokens[:, 1:], proposals)
                 start = watch.mark()
                 self.target.forward(arena, window, slice(0, point.rows), point.length)
                 seconds = watch.seconds(start, watch.mark())
@@ -82,7 +94,7 @@ class Calibration:
             own = median(value - pace for value, pace in zip(values, paces, strict=True))
             self.seconds[point] = exp(usual + own)
 
-    def forward(self, width: int, rows: int, length: int) -> float:
+    def forward(self, width: float, rows: int, length: int) -> float:
         """Seconds of one forward: on straight lines between the measured points, rows within lengths within widths.
 
         Raises ValueError before the first measurement.
@@ -95,7 +107,7 @@ def forward_seconds(seconds: Mapping[Point, float], width: float, rows: int, len
     all rows or, where padding costs nothing (``ArenaModel.skips_padding``), their mean."""
     if not seconds:
         raise ValueError("no forward has been measured; call Calibration.measure first")
-    by_rows: dict[int, dict[int, dict[int, float]]] = {}
+    by_rows: dict[int, dict[int, dict[float, float]]] = {}
     for point, value in seconds.items():
         by_rows.setdefault(point.rows, {}).setdefault(point.length, {})[point.width] = value
     return interpolated(
@@ -108,7 +120,7 @@ def forward_seconds(seconds: Mapping[Point, float], width: float, rows: int, len
 
 
 class Polyline:
-    """Values by integer key: linear between known keys, the smallest key's below them.
+    """Values by a number as key: linear between known keys, the smallest key's below them.
 
     Above them the line through the smallest and the largest goes on, unless it falls; a single value stays as it is.
     ``known`` must not be empty, and is not to change afterwards.
@@ -116,14 +128,15 @@ class Polyline:
     Example: ``Polyline({1: 1.0, 5: 3.0}).at(3)`` is 2.0.
     """
 
-    def __init__(self, known: Mapping[int, float]) -> None:
-        self._known, self._keys = known, sorted(known)
+    def __init__(self, known: Mapping[int, float] | Mapping[float, float]) -> None:
+        self._known: Mapping[Any, float] = known
+        self._keys: list[float] = sorted(known)
 
     def at(self, key: float) -> float:
         """The value at ``key``."""
         known, keys = self._known, self._keys
         if key in known:
-            return known[int(key)]
+            return known[key]
         place = bisect_left(keys, key)
         if place == 0:
             return known[keys[0]]
@@ -137,6 +150,6 @@ class Polyline:
         return known[low] + max(0.0, (known[low] - known[first]) / (low - first)) * (key - low)
 
 
-def interpolated(known: Mapping[int, float], key: float) -> float:
+def interpolated(known: Mapping[int, float] | Mapping[float, float], key: float) -> float:
     """Return the value of one key: see ``Polyline``, which answers for several of them sooner."""
     return Polyline(known).at(key)

@@ -71,8 +71,9 @@ class Draft(Interface, ABC):
     be trees; ``looks_up`` says that ``look_up`` answers for a single row, on the host, so that a draft that combines
     others knows at once whether this draft found something; ``extends`` says that ``extend`` goes on behind another
     draft's chains, on the device; ``heeds_price`` says that it knows how likely each proposal is and makes those alone
-    that are worth their slots (``Context.price``), so that no controller need limit their number, all of them certain
-    (``Window.q`` is None); ``learns`` says that ended requests change its proposals until ``forget``.
+    that are worth their slots (``Context.price``), so that no controller need limit their number: chains, all of them
+    certain (``Window.q`` is None), whose ``chances`` it tells if it ``looks_up``; ``learns`` says that ended requests
+    change its proposals until ``forget``.
     ``small_ops`` says that the torch ops of all its methods are small, so that one thread runs them at least as fast as
     several, whose waiting would slow down the target on a CPU (``specdec.threads``); other drafts keep all of torch's
     threads. ``weight_bytes`` is the number of bytes of weights that one of its forwards reads, as ``info`` counts them
@@ -146,7 +147,15 @@ class Draft(Interface, ABC):
         """
 
     def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
-        """Continuations of one row, likeliest first, within its room; called only with ``looks_up``. Default: none."""
+        """Continuations of one row, likeliest first, within its room; called only with ``looks_up``. Default: none.
+
+        Whatever they cost: a price decides about those of all rows together (``Price.counts``).
+        """
+        return ()
+
+    def chances(self, row: int) -> Sequence[float]:
+        """Of each token of the continuation that ``look_up`` gave last of this row, the chance that it is kept with all
+        before it; called only with ``looks_up`` and ``heeds_price``, in a step that has a price. Default: none."""
         return ()
 
     def extend(self, context: Context, window: Window, most: int) -> tuple[Tensor, Tensor]:
@@ -248,6 +257,9 @@ class Backend(Interface, ABC):
     skips_padding: bool = False
     """Whether ``linear_of_slots``, ``decoder_layers`` and ``sample_of_slots`` leave out the slots behind each row's
     width: a step then costs what the slots cost that count, and not what the widest row would cost in every row."""
+    slots_of_a_pass: int = 1
+    """Slots for which products read each weight once, where padding is left out: the slot that begins a pass costs more
+    than those which fill it. 1: all slots cost alike."""
 
     def missing(self) -> str | None:
         """A sentence saying why this backend cannot run here, or None when it can."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import index
 from typing import Any
 
@@ -11,8 +12,39 @@ import numpy.typing as npt
 
 from specdec.errors import SpecdecError
 
-Price = npt.NDArray[np.float64]
-"""Of each row the tokens that its first, second … proposal must bring to be worth its slot: float [B, K]."""
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the proposals of a step cost, by their number, and what a token is worth, row by row; both in one unit.
+
+    ``cost`` float [B · K + 1]: of 0, 1, 2 … proposals of all rows together. ``worth`` float [B]: of a token.
+
+    Example: ``Price(np.array([0.0, 1.0, 1.2]), np.array([1.0, 1.0]))``, where a first proposal costs as much as a token
+    is worth, and a second one a fifth of that
+    """
+
+    cost: Numbers
+    worth: Numbers
+
+    def counts(self, chances: Sequence[Sequence[float]]) -> list[int]:
+        """Of each row's chain the proposals that are worth their slots, chosen for all rows together.
+
+        ``chances``: of each proposal the chance that it is kept with all before it. Of every number of proposals the
+        best are those that bring most, since a chance is never larger than those before it in its chain.
+
+        Example: at the price above ``counts([[0.7], [0.6]])`` is ``[1, 1]``, and ``counts([[0.7], []])`` is ``[0, 0]``
+        """
+        rows = np.repeat(np.arange(len(chances)), [len(chain) for chain in chances])
+        brings = np.array(
+            [worth * chance for worth, chain in zip(self.worth, chances, strict=True) for chance in chain]
+        )
+        order = np.argsort(-brings, kind="stable")
+        gains = np.concatenate([[0.0], brings[order].cumsum()]) - self.cost[: len(order) + 1]
+        counts: list[int] = np.bincount(rows[order[: gains.argmax()]], minlength=len(chances)).tolist()
+        return counts
+
 
 Ks = int | tuple[int, ...]
 """K of a step: one number for all rows, or one for each row, in their order."""
@@ -52,18 +84,26 @@ def allowed_k(asked: object, rows: int, most: int, owner: str) -> Ks:
 def allowed_price(price: object, rows: int, most: int, owner: str) -> Price | None:
     """What a controller's ``slot_price`` is for so many rows and at most ``most`` proposals of each.
 
-    Raises SpecdecError, which names the controller ``owner``, for anything but None or numbers [rows, most].
+    Raises SpecdecError, which names the controller ``owner``, for anything but None or a Price of these sizes.
 
-    Example: ``allowed_price(np.zeros((2, 4)), 2, 4, "Budget")``
+    Example: ``allowed_price(Price(np.zeros(9), np.ones(2)), 2, 4, "Budget")``
     """
     if price is None:
         return None
-    numbers = isinstance(price, np.ndarray) and price.dtype.kind in "fiu"
-    if not isinstance(price, np.ndarray) or not numbers or price.shape != (rows, most) or np.isnan(price).any():
-        got = f"an array {price.shape} of {price.dtype}" if isinstance(price, np.ndarray) else repr(price)
+    sizes = {"cost": rows * most + 1, "worth": rows}
+    if not isinstance(price, Price) or any(not _numbers(getattr(price, part), size) for part, size in sizes.items()):
         raise SpecdecError(
-            f"the controller {owner} has the slot_price {got}; expected None, or numpy's numbers [{rows}, {most}] "
-            "without a NaN: for each of stats.rows, in their order, the tokens that its first, second … proposal must "
-            "bring"
+            f"the controller {owner} has the slot_price {price!r}; expected None, or a specdec.lengths.Price of "
+            f"numpy's finite numbers: cost [{sizes['cost']}], of 0, 1 … proposals of all rows together, and worth "
+            f"[{rows}], of a token in each of stats.rows, in their order"
         )
     return price
+
+
+def _numbers(given: object, size: int) -> bool:
+    return (
+        isinstance(given, np.ndarray)
+        and given.dtype.kind in "fiu"
+        and given.shape == (size,)
+        and bool(np.isfinite(given).all())
+    )

@@ -281,8 +281,8 @@ class Context:
     filled from the step's one read. To read these costs nothing; to read a device tensor breaks the step, because
     the host waits. ``coupled`` says that the policy compares proposals with the target's own draw.
 
-    ``price`` float [B, K] on the host, or None: by the controller's account, the tokens that a row's first, second …
-    proposal must bring to be worth its slot. Only drafts with ``heeds_price`` get one.
+    ``price``, on the host, or None: by the controller's account, what proposals cost and what tokens are worth. Only
+    drafts with ``heeds_price`` get one.
     """
 
     request: Tensor

@@ -113,6 +113,9 @@ class ArenaModel:
     skips_padding: bool = False
     """Whether a forward costs what the slots cost that count: see ``Backend.skips_padding``."""
 
+    slots_of_a_pass: int = 1
+    """Slots for which a forward reads each weight once: see ``Backend.slots_of_a_pass``."""
+
     states: Mapping[StateKey, StateShape] = NO_STATES
     """What its recurrent layers keep of a row, beside the arena's cells."""
 
@@ -151,6 +154,7 @@ class ArenaModel:
         self.forwards = 0
         self.own_threads = self.sharding is None and self.swap.own_threads
         self.skips_padding = self.sharding is None and self.swap.skips_padding
+        self.slots_of_a_pass = self.swap.slots_of_a_pass if self.skips_padding else 1
         if reason:
             raise SpecdecError(
                 f"a {self.model.config.model_type} model cannot run over the arena ({reason}); "

@@ -122,6 +122,11 @@ class Swap:
         """Whether the whole model is ops of backends that leave out the slots behind each row's width."""
         return self.straight is not None and all(backend.skips_padding for backend in self._multiplying())
 
+    @property
+    def slots_of_a_pass(self) -> int:
+        """Slots for which products read each weight once: see ``Backend.slots_of_a_pass``."""
+        return max(backend.slots_of_a_pass for backend in self._multiplying()) if self.skips_padding else 1
+
     def _multiplying(self) -> Iterator[Backend]:
         """The backend of each product, and that of each whole layer."""
         ops = self.ops

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from specdec.interfaces import Controller
+from specdec.lengths import Price
 from specdec.stats import Stats
 
 
 class AtAnyPrice(Controller):
-    """Asks every row for all, at prices in tokens that are drawn from ``prices`` by chance, always in the same order.
+    """Asks every row for all; what each further proposal of the rows costs is drawn from ``prices``, in tokens, by
+    chance, always in the same order.
 
     Example: ``engine.controller = AtAnyPrice(4, [0.0, 0.5])``
     """
@@ -27,5 +29,6 @@ class AtAnyPrice(Controller):
 
     def next_k(self, stats: Stats) -> int:
         """Always K."""
-        self.slot_price = np.array(self._dice.choices(self._prices, k=stats.batch * self._k)).reshape(-1, self._k)
+        each = self._dice.choices(self._prices, k=stats.batch * self._k)
+        self.slot_price = Price(np.cumsum([0.0, *each]), np.ones(stats.batch))
         return self._k

@@ -34,7 +34,7 @@ class RefinedCosts:
     probed: Costs
     rows: int
     drafting: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    _wrong: dict[int, tuple[int, float]] = field(default_factory=dict)  # by width: steps, sum of logs
+    _wrong: dict[float, tuple[int, float]] = field(default_factory=dict)  # by width: steps, sum of logs
 
     def seen(self, ran: Mapping[Arm, Outcome]) -> None:
         """Take the runs of a round. Steps in which some rows have ended are left out, and forwards over trees."""
@@ -87,6 +87,6 @@ class RefinedCosts:
             costs = costs.cheaper(strategy, median(shares))
         return costs
 
-    def _mistake(self, width: int) -> float:
+    def _mistake(self, width: float) -> float:
         count, total = self._wrong.get(width, (0, 0.0))
         return total / (count + PROBED)

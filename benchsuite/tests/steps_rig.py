@@ -34,23 +34,28 @@ class KnownCosts(Calibration):
     ``wanted`` has the rows, lengths and widths of each call of ``measure``, which measures nothing.
     """
 
-    def __init__(self, cost: Callable[[int, int, int], float]) -> None:
+    def __init__(self, cost: Callable[[Any, int, int], float]) -> None:
         self.cost = cost
-        self.wanted: list[tuple[set[int], list[int], list[int]]] = []
+        self.wanted: list[tuple[set[int], list[int], list[float]]] = []
 
-    def measure(self, rows: Iterable[int], lengths: Iterable[int], widths: Iterable[int]) -> None:
+    def measure(self, rows: Iterable[int], lengths: Iterable[int], widths: Iterable[float]) -> None:
         """Keep what was asked for."""
         self.wanted.append(({*rows}, [*lengths], [*widths]))
 
-    def forward(self, width: int, rows: int, length: int) -> float:
+    def forward(self, width: float, rows: int, length: int) -> float:
         """The cost."""
         return self.cost(width, rows, length)
 
 
 def sized_env(
-    calibration: Calibration, max_rows: int, max_length: int, max_window: int = 1, skips_padding: bool = False
+    calibration: Calibration,
+    max_rows: int,
+    max_length: int,
+    max_window: int = 1,
+    skips_padding: bool = False,
+    slots_of_a_pass: int = 1,
 ) -> Env:
-    """What a plugin is built with that reads sizes and costs, and of a target only whether padding costs nothing."""
+    """What a plugin is built with that reads sizes and costs, and of a target only what slots and padding cost."""
     none: Any = None
-    target: Any = SimpleNamespace(skips_padding=skips_padding)
+    target: Any = SimpleNamespace(skips_padding=skips_padding, slots_of_a_pass=slots_of_a_pass)
     return Env(target, none, none, max_rows, max_length, max_window, 0, none, none, none, calibration)

@@ -233,6 +233,7 @@ class Cpu(Reference):
             try:
                 self._lib = load_cpu_library(self.level)
                 self._linear = self._lib.specdec_linear
+                self.slots_of_a_pass = int(self._lib.specdec_slots_of_a_pass())
             except build.BuildError as error:
                 self._missing = str(error)
 

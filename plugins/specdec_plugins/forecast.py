@@ -167,7 +167,12 @@ class Forwards:
         return self.calibrated(width, rows) * exp(self._correction(width, rows))
 
     def _correction(self, width: float, rows: int) -> float:
-        count, total = self._wrong.get((round(width), rows), (0, 0.0))
+        low = int(width)
+        narrow, wide = (self._of_width(whole, rows) for whole in (low, low + 1))
+        return narrow + (width - low) * (wide - narrow)
+
+    def _of_width(self, width: int, rows: int) -> float:
+        count, total = self._wrong.get((width, rows), (0, 0.0))
         return total / (count + CALIBRATED)
 
 
@@ -203,7 +208,7 @@ class Times:
 
 def step_seconds(
     made: Sequence[float],
-    verify: Callable[[int], float],
+    verify: Callable[[float], float],
     draft: Callable[[int], float],
     rest: Callable[[int], float],
     rows: int = 0,
@@ -225,31 +230,28 @@ def step_seconds(
     for k, asked in enumerate(made, 1):
         # One more slot, weighted by the chance that a k-th proposal is made.
         wide += asked
-        forward = unpadded(each, wide, made[0], rows) if rows else forward + asked * max(0.0, each[k] - each[k - 1])
+        forward = unpadded(verify, wide, made[0], rows) if rows else forward + asked * max(0.0, each[k] - each[k - 1])
         out.append(forward + draft(k) + after)
     return out
 
 
-def unpadded(each: Sequence[float], proposed: float, made: float, asked: int) -> float:
+def unpadded(verify: Callable[[float], float], proposed: float, made: float, asked: int) -> float:
     """Return the expected seconds of a forward that costs what the slots cost that count, whatever the widest row has.
 
-    ``each``: seconds by width, from 1 on, if all rows have it. ``proposed``: the expected proposals of a row.
-    ``made``: the chance that one of the ``asked`` rows has any; without any the forward is one of one slot a row.
+    ``verify``: seconds by the mean slots of a row. ``proposed``: the expected proposals of a row. ``made``: the chance
+    that one of the ``asked`` rows has any; without any the forward is one of one slot a row.
 
-    Example: ``unpadded([1.0, 1.0, 3.0], 1.0, 0.5, 1)`` is 2.0: half of the forwards have three slots.
+    Example: ``unpadded(lambda width: max(1.0, width), 1.0, 0.5, 1)`` is 2.0: half of the forwards have three slots.
     """
     some = 1 - (1 - made) ** asked
-    if not some:
-        return each[0]
-    wide = proposed / some
-    low = min(int(wide), len(each) - 2)
-    return each[0] + some * (each[low] + (wide - low) * (each[low + 1] - each[low]) - each[0])
+    plain = verify(1)
+    return plain + some * (verify(1 + proposed / some) - plain) if some else plain
 
 
 def goodputs(
     kept: Sequence[float],
     made: Sequence[float],
-    verify: Callable[[int], float],
+    verify: Callable[[float], float],
     draft: Callable[[int], float],
     rest: Callable[[int], float],
 ) -> list[float]:
@@ -426,7 +428,7 @@ class StepChoice(NamedTuple):
 def fastest_of_slots(
     kept: Sequence[Sequence[float]],
     made: Sequence[float],
-    verify: Callable[[int], float],
+    verify: Callable[[float], float],
     draft: Callable[[int], float],
     rest: Callable[[int], float],
     price: float = 0.0,
@@ -449,7 +451,7 @@ def fastest_of_slots(
 
     def choice(ks: Sequence[int], tokens: float, proposed: float, most: int) -> StepChoice:
         asked = rows - ks.count(0)
-        took = unpadded(each, proposed / rows, made[0], asked) + drafting[most] + after + price * sum(ks)
+        took = unpadded(verify, proposed / rows, made[0], asked) + drafting[most] + after + price * sum(ks)
         return StepChoice((1 + tokens / rows) / took, took, tuple(ks))
 
     plain = each[0] + drafting[0] + rest(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +13,6 @@ import numpy.typing as npt
 
 from specdec import Context, Draft, Request, SpecdecError, Window
 from specdec.interfaces import defining_class
-from specdec.lengths import Price
 
 History = npt.NDArray[np.int64]
 
@@ -64,9 +65,9 @@ class Lookup(Draft):
     """A draft that continues a row's history from text it has seen; a row without a match proposes nothing.
 
     ``most`` is the largest number of continuations; several are verified as a tree. One method must be written:
-    ``continuations``. With ``match`` too, written by the same class or one below it, a single continuation is cut
-    where it is no longer worth its slots (``Context.price``): what it was worth is told from the texts, also where it
-    was not proposed. A class that writes ``admit``, ``move`` or ``forget`` calls the one of this class too.
+    ``continuations``. With ``match`` too, written by the same class or one below it, single continuations are cut
+    where they are no longer worth their slots (``Context.price``): how likely they are is told from the texts, also
+    where they were not proposed. A class that writes ``admit``, ``move`` or ``forget`` calls the one of this class too.
     """
 
     looks_up = small_ops = True
@@ -104,7 +105,8 @@ class Lookup(Draft):
 
     def propose(self, context: Context) -> Window:
         """A chain or a tree of each row's continuations; the window is as wide as the largest row needs."""
-        return self.window(context, [self.look_up(context, row) for row in range(context.rows)])
+        found = [self.look_up(context, row) for row in range(context.rows)]
+        return self.window(context, worth_their_slots(self, context, found))
 
     def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
         """The continuations of one row, within its room."""
@@ -121,19 +123,14 @@ class Lookup(Draft):
                 f"match of the draft {type(self).__name__} has {len(shares)} shares for a continuation of "
                 f"{len(paths[0])} tokens; expected one for each token that continuations gave last"
             )
-        found = self._foretold[row] = Foretold(len(history), paths[0], length, shares[: len(paths[0])])
-        worth = self.worth(found, context.price[row])
-        return [found.tokens[:worth]] if worth else []
+        self._foretold[row] = Foretold(len(history), paths[0], length, shares[: len(paths[0])])
+        return paths
 
-    def worth(self, found: Foretold, price: Price) -> int:
-        """How many tokens of a continuation bring most beyond their price."""
-        chance, sum_, best, most = 1.0, 0.0, 0.0, 0
-        for depth, (share, cost) in enumerate(zip(found.shares, price.tolist(), strict=False)):
-            chance *= self._came_true.chance(found.match + depth, share)
-            sum_ += chance - cost
-            if sum_ > best:
-                best, most = sum_, depth + 1
-        return most
+    def chances(self, row: int) -> Sequence[float]:
+        """By the lengths of matches and what came of those before."""
+        found = self._foretold[row]
+        each = (self._came_true.chance(found.match + depth, share) for depth, share in enumerate(found.shares))
+        return [*accumulate(each, mul)]
 
     def _judge(self, row: int, history: History) -> None:
         """Compare what was foretold of a row with what came."""
@@ -155,6 +152,28 @@ class Lookup(Draft):
         limits = context.max_proposals_host
         trees = [merged(paths, int(limit)) for paths, limit in zip(found, limits, strict=True)]
         return Window.ragged(context, [tokens for tokens, _ in trees], [parents for _, parents in trees])
+
+
+Found = Sequence[Sequence[Sequence[int]]]
+"""For each row the chains that lookups found for it."""
+
+
+def worth_their_slots(draft: Draft, context: Context, found: Found) -> Found:
+    """The beginnings of what a draft has found that are worth their slots; all of it without a price.
+
+    Raises SpecdecError for a draft that does not tell the chance of each token.
+    """
+    if not draft.heeds_price or context.price is None:
+        return found
+    chances = [draft.chances(row) if paths else () for row, paths in enumerate(found)]
+    for paths, told in zip(found, chances, strict=True):
+        if paths and len(told) != len(paths[0]):
+            raise SpecdecError(
+                f"chances of the draft {type(draft).__name__} has {len(told)} numbers for a continuation of "
+                f"{len(paths[0])} tokens; expected one for each token that look_up gave last"
+            )
+    counts = context.price.counts(chances)
+    return [[paths[0][:count]] if count else [] for paths, count in zip(found, counts, strict=True)]
 
 
 def merged(paths: Sequence[Sequence[int]], limit: int, first: int = 0) -> tuple[list[int], list[int]]:

@@ -1,10 +1,9 @@
-"""Prices of slots: the tokens that a proposal must bring, for drafts that know how likely each of theirs is."""
+"""Prices of slots: what proposals cost and tokens are worth, for drafts that know how likely each of theirs is."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
 from math import exp, log
 from statistics import median
 
@@ -69,7 +68,7 @@ class Line:
 
 
 class Prices:
-    """What a further proposal of each row adds to the next step, over what a token is worth in that row.
+    """What proposals add to the next step, by their number, and what a token is worth in each row, in seconds.
 
     Where requests may come, a token is worth the time in which the batch emits one, of late. Of a batch to which none
     comes it is worth what it saves until the last row ends (``seconds_of_tokens``). ``verify`` knows the seconds of
@@ -102,21 +101,20 @@ class Prices:
         self._made = LATELY * self._made + made
 
     def of(self, stats: Stats, closed: bool) -> Price:
-        """The price of each row's first, second … proposal: [B, K]. ``closed``: no request comes."""
+        """The price of the next step's proposals. ``closed``: no request comes."""
         rows = stats.batch
-        each = [self._forward(width, rows) for width in range(1, self._most + 2)]
-        plain, mine = each[0], self._of_late(self._slots, 1.0)
-        slots = slot_seconds(each, mine if rows > 1 else 1.0, rows)
-        first = max(0.0, self._rest.at(1) - self._rest.at(0))
-        slots[0] += first * LATELY**self._idle / rows
-        slots = [seconds + self._surcharge * plain for seconds in slots]
+        proposals = np.arange(rows * self._most + 1)
+        each = np.maximum.accumulate([self._forward(1 + count / rows, rows) for count in proposals.tolist()])
+        plain, first = float(each[0]), max(0.0, self._rest.at(1) - self._rest.at(0))
+        cost = each - plain + self._surcharge * plain * proposals
+        cost[1:] += first * LATELY**self._idle
         if closed:
-            worth = self._saved(stats, plain, sum(slots) / len(slots))
+            worth = self._saved(stats, plain, float(cost[self._most]) / self._most)
         else:
-            step = self._forward(mine, rows) + self._rest.at(0) + first * self._of_late(self._made, 0.0)
+            step = self._forward(self._of_late(self._slots, 1.0), rows) + self._rest.at(0)
+            step += first * self._of_late(self._made, 0.0)
             worth = [step / self._of_late(self._tokens, 1.0) / rows] * rows
-        prices: Price = np.array(slots) / np.array(worth)[:, None]
-        return prices
+        return Price(cost, np.array(worth))
 
     def _forward(self, width: float, rows: int) -> float:
         """Seconds of a forward, as the run's own show them: of each width, or of several rows of any mean width."""
@@ -140,23 +138,6 @@ class Prices:
             plain - stats.batch * more,
         )
         return [seconds / TIED for seconds in saved]
-
-
-def slot_seconds(each: Sequence[float], others: float, rows: int) -> list[float]:
-    """Return the seconds that a row's first, second … proposal adds to a forward, where padding costs nothing.
-
-    ``each``: seconds of a forward by width, from 1 on, if all ``rows`` have it; one more width is one more proposal.
-    ``others``: the slots that a row has on average without these.
-
-    Example: ``slot_seconds([1.0, 1.0, 1.5], 1.0, rows=1)`` is ``[0.0, 0.5]``.
-    """
-
-    def seconds(width: float) -> float:
-        low = min(int(width), len(each) - 1) - 1
-        return each[low] + (width - 1 - low) * (each[low + 1] - each[low])
-
-    line = [seconds(others + proposals / rows) for proposals in range(len(each))]
-    return [max(0.0, wide - narrow) for narrow, wide in pairwise(line)]
 
 
 UNSURE = 0.2

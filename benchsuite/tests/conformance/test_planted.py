@@ -43,7 +43,6 @@ from benchsuite.tests.rig import slow_after
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
 from specdec.decoder import Cells
 from specdec.interfaces import ControllerFactory
-from specdec.lengths import Price
 from specdec.packed import Weight
 from specdec_kernels.reference import Reference
 from specdec_plugins.controllers.fixed import Fixed
@@ -51,7 +50,6 @@ from specdec_plugins.controllers.goodput import Goodput
 from specdec_plugins.drafts.draft_model import DraftModel
 from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.drafts.oracle import Oracle
-from specdec_plugins.lookup import Foretold
 from specdec_plugins.policies.match import Match
 from specdec_plugins.policies.rejection import Rejection
 
@@ -402,8 +400,8 @@ class Unforgetting(Learner):
 class Heedless(Ngram):
     """Says that it heeds prices and makes what it finds."""
 
-    def worth(self, found: Foretold, price: Price) -> int:
-        return len(found.tokens)
+    def propose(self, context: Context) -> Window:
+        return super().propose(replace(context, price=None))
 
 
 DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [

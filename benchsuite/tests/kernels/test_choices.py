@@ -142,7 +142,7 @@ def test_a_cpu_backend_is_of_the_best_level_or_of_the_one_that_is_asked_for(monk
         loaded.append(level)
         if level == "avx2":
             raise build.BuildError("it is broken")
-        return SimpleNamespace(specdec_linear="product")
+        return SimpleNamespace(specdec_linear="product", specdec_slots_of_a_pass=lambda: 8)
 
     monkeypatch.setattr(cpu, "load_cpu_library", load)
     monkeypatch.setattr(cpu, "levels", lambda: ("avx512", "avx2", "plain"))
@@ -163,7 +163,9 @@ def test_a_cpu_backend_is_of_the_best_level_or_of_the_one_that_is_asked_for(monk
 
 
 def _unloaded(monkeypatch: pytest.MonkeyPatch, pack: bool = True) -> Cpu:
-    monkeypatch.setattr(cpu, "load_cpu_library", lambda level: SimpleNamespace(specdec_linear=None))
+    monkeypatch.setattr(
+        cpu, "load_cpu_library", lambda level: SimpleNamespace(specdec_linear=None, specdec_slots_of_a_pass=lambda: 8)
+    )
     return Cpu(pack=pack)
 
 

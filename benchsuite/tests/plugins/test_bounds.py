@@ -156,7 +156,7 @@ def test_a_policys_options_have_these_ends(name: str) -> None:
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_a_controllers_options_have_these_ends_in_an_arena_for_a_hundred_tokens(name: str) -> None:
     calibration = SimpleNamespace(measure=lambda *sizes: None, forward=lambda *sizes: 1.0)
-    target = SimpleNamespace(skips_padding=False)
+    target = SimpleNamespace(skips_padding=False, slots_of_a_pass=1)
     env: Any = SimpleNamespace(max_length=100, max_rows=2, calibration=calibration, target=target)
     taken, beyond, says = CONTROLLERS[name]
     for options in taken:

@@ -155,11 +155,15 @@ def test_no_other_ks_are_faster_where_padding_costs_nothing(
     slot costs no less than the one before. With a usual speed: no others bring more beyond it."""
     seconds = list(itertools.accumulate(sorted(after - before for before, after in itertools.pairwise(steps))))
     each, rows = [1.0, *(1 + one for one in seconds)], len(kept)
-    found = fastest_of_slots(kept, [1.0] * 4, lambda width: each[width - 1], lambda k: 0.0, lambda k: 0.0, price, usual)
+
+    def verify(width: float) -> float:
+        return float(np.interp(width, range(1, 6), each))
+
+    found = fastest_of_slots(kept, [1.0] * 4, verify, lambda k: 0.0, lambda k: 0.0, price, usual)
 
     def value(ks: Sequence[int]) -> tuple[float, float]:
         tokens = 1 + sum(sum(chances[:k]) for chances, k in zip(kept, ks, strict=True)) / rows
-        took = float(np.interp(1 + sum(ks) / rows, range(1, 6), each)) + price * sum(ks)
+        took = verify(1 + sum(ks) / rows) + price * sum(ks)
         return tokens / took, (tokens - usual * took if usual else tokens / took)
 
     for speed, took, asked in found:
@@ -176,21 +180,28 @@ def test_no_other_ks_are_faster_where_padding_costs_nothing(
 @pytest.mark.parametrize("asked", [1, 2, 3])
 def test_a_forward_without_padding_costs_what_its_slots_cost(made: list[float], asked: int) -> None:
     """Beside the sum over all that the rows may propose, written out."""
-    each = [1.0, 1.5, 2.0]
+
+    def verify(width: float) -> float:
+        return 0.5 + 0.5 * width
+
     sizes = {0: 1 - made[0], 1: made[0] - made[1], 2: made[1]}
     expected = 0.0
     for of_rows in itertools.product(sizes, repeat=asked):
-        chance = np.prod([sizes[size] for size in of_rows])
-        expected += chance * np.interp(1 + sum(of_rows) / asked, range(1, 4), each)
-    found = unpadded(each, sum(made), made[0], asked)
+        chance = float(np.prod([sizes[size] for size in of_rows]))
+        expected += chance * verify(1 + sum(of_rows) / asked)
+    found = unpadded(verify, sum(made), made[0], asked)
     assert found == pytest.approx(expected)
-    assert step_seconds(made, lambda w: each[w - 1], lambda k: 0.0, lambda k: 0.0, asked)[2] == found
+    assert step_seconds(made, verify, lambda k: 0.0, lambda k: 0.0, asked)[2] == found
 
 
 def test_a_row_that_seldom_proposes_much_costs_more_than_one_that_always_proposes_little() -> None:
     """By hand: two slots cost nothing more, three cost two seconds, in half of the forwards."""
-    assert unpadded([1.0, 1.0, 3.0], 1.0, 0.5, asked=1) == 2.0
-    assert unpadded([1.0, 1.0, 3.0], 1.0, 1.0, asked=1) == 1.0
+
+    def verify(width: float) -> float:
+        return max(1.0, 2 * width - 3)
+
+    assert unpadded(verify, 1.0, 0.5, asked=1) == 2.0
+    assert unpadded(verify, 1.0, 1.0, asked=1) == 1.0
 
 
 def test_rows_that_gain_nothing_are_probed_together() -> None:

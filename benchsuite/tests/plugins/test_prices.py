@@ -1,9 +1,11 @@
-"""Prices of slots: with that of the best K no other K is faster, and drafts that heed one never change an output."""
+"""Prices of slots: at that of the best K no other K is faster, and drafts that heed one never change an output."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
+from operator import mul
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,54 +22,72 @@ from benchsuite.tests.steps_rig import KnownCosts, book_step, sized_env
 from specdec import Assembly, Context, Draft, Request, SamplingParams, SpecdecError, Window
 from specdec.devices import Stopwatch
 from specdec.interfaces import Env
-from specdec.lengths import Price, allowed_price
+from specdec.lengths import Numbers, Price, allowed_price
 from specdec.stats import RowStats, RowStep, Stats
 from specdec_plugins.controllers.budget import Budget
+from specdec_plugins.drafts.hybrid import Hybrid
 from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.drafts.suffix import Suffix
-from specdec_plugins.lookup import EVEN, KEEP_TRUE, PRIOR, CameTrue, Foretold, Lookup
-from specdec_plugins.prices import SLOW, Line, seconds_of_tokens, slot_seconds
+from specdec_plugins.lookup import EVEN, KEEP_TRUE, PRIOR, CameTrue, Lookup, worth_their_slots
+from specdec_plugins.prices import SLOW, Line, seconds_of_tokens
 
 _ENV: Any = None
+_CPU = SimpleNamespace(device=torch.device("cpu"))
 
 
-@given(
-    st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.8, 0.95]), min_size=1, max_size=3),
-    st.sampled_from([0.05, 0.3, 0.9, 2.0]),
+CHAINS = st.lists(
+    st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]), max_size=4).map(
+        lambda each: [*itertools.accumulate(each, mul)]
+    ),
+    min_size=1,
+    max_size=3,
 )
-def test_the_price_at_the_speed_of_the_best_ks_leads_to_them(chances: list[float], slot: float) -> None:
+"""Of each row the chances that its proposals are kept."""
+
+COSTS = st.lists(st.sampled_from([0.0, 0.05, 0.4, 1.5]), min_size=12, max_size=12).map(
+    lambda each: np.cumsum([0.0, *each])
+)
+"""Of 0, 1 … proposals of all rows: some begin a pass, and others fill one."""
+
+
+@given(CHAINS, COSTS, st.lists(st.sampled_from([0.3, 1.0, 2.0]), min_size=3, max_size=3))
+def test_no_other_counts_bring_more_beyond_what_they_cost(
+    chains: list[list[float]], cost: Numbers, worth: list[float]
+) -> None:
+    """Beside every count of every row."""
+    price = Price(cost, np.array(worth[: len(chains)]))
+
+    def value(counts: Sequence[int]) -> float:
+        brings = sum(one * sum(chain[:count]) for one, chain, count in zip(worth, chains, counts, strict=False))
+        return round(float(brings - cost[sum(counts)]), 9)
+
+    found, every = price.counts(chains), [*itertools.product(*(range(len(chain) + 1) for chain in chains))]
+    assert value(found) == max(map(value, every))
+
+
+def test_slots_that_share_a_pass_are_filled_or_none_is() -> None:
+    """By hand: the first proposal costs a token and the next three nothing. One row of chance 0.6 is not worth it."""
+    price = Price(np.array([0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]), np.ones(2))
+    assert price.counts([[0.6], [0.0, 0.0]]) == [0, 0]
+    assert price.counts([[0.6, 0.3], [0.5, 0.4, 0.1]]) == [2, 2]
+    assert price.counts([[], []]) == [0, 0]
+
+
+@given(st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.8, 0.95]), min_size=1, max_size=3), COSTS)
+def test_the_price_at_the_speed_of_the_best_ks_leads_to_them(chances: list[float], cost: Numbers) -> None:
     """Rows that keep each proposal with a chance of their own, beside every K of every row: prices at the speed that
     they lead to, again and again, end at the best of all (Dinkelbach)."""
     rows, most = len(chances), 4
-    each = [1 + slot * width for width in range(most + 1)]
+    chains = [[chance**depth for depth in range(1, most + 1)] for chance in chances]
 
     def speed(ks: Sequence[int]) -> float:
-        tokens = sum(sum(chance**depth for depth in range(k + 1)) for chance, k in zip(chances, ks, strict=True))
-        return tokens / rows / (1 + slot * sum(ks) / rows)
+        tokens = sum(1 + sum(chain[:k]) for chain, k in zip(chains, ks, strict=True))
+        return float(tokens / (1 + cost[sum(ks)]))
 
     usual = 1.0
-    for _ in range(8):
-        prices = [seconds * usual * rows for seconds in slot_seconds(each, 1.0, rows)]
-        ks = [
-            max(range(most + 1), key=lambda k: sum(chance**d - prices[d - 1] for d in range(1, k + 1)))
-            for chance in chances
-        ]
-        usual = speed(ks)
+    for _ in range(12):
+        usual = speed(Price(cost, np.full(rows, 1 / usual)).counts(chains))
     assert usual == pytest.approx(max(map(speed, itertools.product(range(most + 1), repeat=rows))))
-
-
-@given(st.floats(1.0, 4.0), st.integers(1, 5), st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5))
-def test_slots_add_up_to_the_seconds_of_a_wider_window(others: float, rows: int, steps: list[float]) -> None:
-    """Beside straight lines between the widths, which go on behind the last."""
-    each = [*itertools.accumulate(steps, initial=1.0)]
-    found = np.cumsum(slot_seconds(each, others, rows))
-
-    def seconds(width: float) -> float:
-        beyond = max(0.0, width - len(each)) * steps[-1]
-        return float(np.interp(width, range(1, len(each) + 1), each)) + beyond
-
-    expected = [seconds(others + proposals / rows) - seconds(others) for proposals in range(1, len(each))]
-    assert found == pytest.approx(expected, abs=1e-9)
 
 
 @given(
@@ -118,27 +138,6 @@ def test_a_token_of_the_last_row_saves_whole_steps_and_of_others_what_they_add()
         less = [tokens - (one == row) for one, tokens in enumerate(left)]
         assert saved == pytest.approx(whole - seconds(less, rates), rel=0.15)
     assert seconds_of_tokens([8] * 4, [1.0] * 4, [0.1] * 4, 0.8) == pytest.approx([0.3] * 4), "nobody knows which"
-
-
-@given(
-    st.lists(st.sampled_from([0.2, 0.5, 1.0]), min_size=1, max_size=5),
-    st.integers(1, 40),
-    st.lists(st.sampled_from([0.0, 0.1, 0.4, 0.9, 2.0]), min_size=5, max_size=5),
-)
-def test_no_other_number_of_proposals_brings_more_beyond_its_price(
-    shares: list[float], length: int, prices: list[float]
-) -> None:
-    draft = Suffix(_ENV)
-    k = draft.worth(Foretold(9, list(range(len(shares))), length, shares), np.array(prices))
-
-    def value(k: int) -> float:
-        chance, sum_ = 1.0, 0.0
-        for depth, (share, price) in enumerate(zip(shares[:k], prices, strict=False)):
-            chance *= share * (length + depth) / (length + depth + EVEN)
-            sum_ += chance - price
-        return sum_
-
-    assert value(k) == pytest.approx(max(map(value, range(len(shares) + 1))))
 
 
 def test_what_comes_true_is_known_of_matches_of_like_length() -> None:
@@ -192,8 +191,21 @@ def test_a_match_is_of_the_continuations_of_its_class_and_tells_of_each_token() 
         draft.look_up(_step([1, 2, 3, 4, 5, 1, 2], price=0.5), 0)
 
 
+class _TooFewChances(Ngram):
+    """Forgets its last token."""
+
+    def chances(self, row: int) -> Sequence[float]:
+        return super().chances(row)[:-1]
+
+
+def test_chances_are_told_of_each_token_that_was_found() -> None:
+    said = "chances of the draft _TooFewChances has 4 numbers for a continuation of 5 tok"
+    with pytest.raises(SpecdecError, match=said):
+        _proposed(_TooFewChances(_ENV), _step([1, 2, 3, 4, 5, 1, 2], price=0.5))
+
+
 def _step(*texts: Sequence[int], price: float, room: int = 9) -> Any:
-    """A step of rows of these texts, in which each proposal of each row costs ``price``."""
+    """A step of rows of these texts, in which each proposal costs ``price`` tokens."""
     history = np.zeros((len(texts), 40), dtype=np.int64)
     for row, text in enumerate(texts):
         history[row, : len(text)] = text
@@ -202,8 +214,14 @@ def _step(*texts: Sequence[int], price: float, room: int = 9) -> Any:
         history=history,
         length_host=np.array([len(text) for text in texts]),
         max_proposals_host=np.full(len(texts), room),
-        price=np.full((len(texts), room), price),
+        price=Price(np.arange(len(texts) * room + 1) * np.float64(price), np.ones(len(texts))),
     )
+
+
+def _proposed(draft: Lookup, step: Any) -> list[int]:
+    """How many tokens of each row are worth their slots."""
+    found = [draft.look_up(step, row) for row in range(step.rows)]
+    return [len(path) for paths in worth_their_slots(draft, step, found) for path in paths[:1] or [()]]
 
 
 @pytest.mark.parametrize("make", [lambda: Suffix(_ENV), lambda: Ngram(_ENV)])
@@ -211,27 +229,48 @@ def test_a_lookup_learns_from_what_it_does_not_propose(make: Callable[[], Lookup
     """By hand: what followed 1 2 3 4 never comes again. What would have been proposed gets unlikely without a slot."""
     text, draft = [1, 2, 3, 4, 5, 6, 7], make()
     draft.admit(0, Request(0, (1,)), ())
-    assert draft.look_up(_step([*text, 1, 2, 3, 4], price=0.5), 0), "likelier than not, as of a new match of four"
+    assert _proposed(draft, _step([*text, 1, 2, 3, 4], price=0.5)) > [0], "likelier than not, as of a new match of four"
     for turn in range(20):
         text += [1, 2, 3, 4, 50 + turn]
-        assert draft.look_up(_step(text[-36:-1], price=1.5), 0) == []
-        draft.look_up(_step(text[-36:], price=1.5), 0)
-    assert draft.look_up(_step([*text[-32:], 1, 2, 3, 4], price=0.5), 0) == []
+        assert _proposed(draft, _step(text[-36:-1], price=1.5)) == [0]
+        _proposed(draft, _step(text[-36:], price=1.5))
+    assert _proposed(draft, _step([*text[-32:], 1, 2, 3, 4], price=0.5)) == [0]
     draft.forget()
     draft.admit(0, Request(0, (1,)), ())
-    assert draft.look_up(_step([*text[:7], 1, 2, 3, 4], price=0.5), 0), "it has forgotten"
+    assert _proposed(draft, _step([*text[:7], 1, 2, 3, 4], price=0.5)) > [0], "it has forgotten"
 
 
 def test_what_is_foretold_of_a_request_moves_with_it_and_says_nothing_of_the_next() -> None:
     draft, text = Ngram(_ENV), [1, 2, 3, 4, 5, 1, 2, 3, 4]
-    draft.look_up(_step([9], text, price=0.5), 1)
-    before = draft.worth(Foretold(0, [5], 4, [1.0]), np.array([0.72]))
+    after_four = 4 / (4 + EVEN)
+
+    def chance(*texts: Sequence[int], row: int) -> float:
+        draft.look_up(_step(*texts, price=0.5), row)
+        return draft.chances(row)[0]
+
+    assert chance([9], text, row=1) == pytest.approx(after_four)
     draft.move(1, 0, Request(1, (1,)), ())
     draft.look_up(_step([*text, 5], [9], price=0.5), 0)  # it came true
-    assert (before, draft.worth(Foretold(0, [5], 4, [1.0]), np.array([0.74]))) == (1, 1)
+    came_true = chance([9], text, row=1)
+    assert came_true > 1.05 * after_four
+    draft.move(1, 0, Request(1, (1,)), ())
     draft.admit(0, Request(2, (1,)), ())
     draft.look_up(_step([*text, 8, 8], [9], price=0.5), 0)
-    assert draft.worth(Foretold(0, [5], 4, [1.0]), np.array([0.74])) == 1, "another request's text"
+    assert chance([9], text, row=1) == came_true, "another request's text"
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
+def test_a_hybrid_goes_by_the_source_whose_first_proposal_is_likeliest(text: list[int]) -> None:
+    sources = [Ngram(_ENV, n_min=1), Suffix(_ENV)]
+    alone = [Ngram(_ENV, n_min=1), Suffix(_ENV)]
+    hybrid = Hybrid(SimpleNamespace(draft=lambda name: sources[int(name)], max_rows=1, target=_CPU), "0, 1")  # type: ignore[arg-type]
+    step = _step(text, price=0.1)
+    for draft in (hybrid, *alone):
+        draft.admit(0, Request(0, (1,)), tuple(text))
+    found = {lookup.chances(0)[0]: paths for lookup in alone[::-1] if (paths := lookup.look_up(step, 0))}
+    assert hybrid.heeds_price
+    assert hybrid.look_up(step, 0) == (found[max(found)] if found else ())
+    assert not found or hybrid.chances(0)[0] == max(found)
 
 
 @given(st.lists(st.integers(0, 2), min_size=3, max_size=30))
@@ -328,6 +367,12 @@ def _priced(stats: Stats, slots: Callable[[float, int], float], rows: int, free:
     return Budget(sized_env(costs, max_rows=4, max_length=200, skips_padding=free), maximum=4)
 
 
+def _dear(controller: Budget) -> float:
+    """What the first proposal costs, in tokens of the first row."""
+    assert controller.slot_price is not None
+    return float(controller.slot_price.cost[1] / controller.slot_price.worth[0])
+
+
 def test_budget_asks_for_all_and_says_what_a_slot_costs() -> None:
     """By hand: a forward takes a second and each slot behind the first of a row 0.1, so that of two rows one that is
     kept for certain is worth 0.1 of the 0.5 seconds in which a token is made."""
@@ -336,19 +381,20 @@ def test_budget_asks_for_all_and_says_what_a_slot_costs() -> None:
     assert controller.next_k(stats) == 4
     price = controller.slot_price
     assert price is not None
-    assert price == pytest.approx(np.full((2, 4), 0.2))
+    assert price.cost == pytest.approx(0.1 * np.arange(9))
+    assert price.worth == pytest.approx([0.5, 0.5])
     now = 0.0
     for _ in range(9):
         each = [RowStep(4, 4, 4, 5), RowStep(4, 4, 4, 5)]
         now = book_step(stats, now, (0.0, 0.0, 0.0, 0.0, 1.8, 0.0, 0.0, 0.0, 0.0, 0.0), each, 5)
     controller.next_k(stats)
-    assert controller.slot_price == pytest.approx(np.full((2, 4), 0.1 / 0.18)), "a token takes 0.18 seconds now"
+    assert _dear(controller) == pytest.approx(0.1 / 0.18), "a token takes 0.18 seconds now"
     stats.closed = True
     stats.rows = (RowStats(0, length=20, room=2), RowStats(7, length=20, room=90))
     controller.next_k(stats)
     found: Price | None = controller.slot_price
     assert found is not None
-    assert found[0, 0] > 5 * found[1, 0], "the row that ends first saves nothing but its own slots"
+    assert found.worth[0] < found.worth[1] / 5, "the row that ends first saves nothing but its own slots"
 
 
 def _booked(stats: Stats, now: float, rows: int, target: float, host: float, proposed: int = 0) -> float:
@@ -366,7 +412,7 @@ def test_a_forward_costs_the_cells_that_are_read_of_its_rows(free: bool, length:
     costs = KnownCosts(lambda width, rows, length: length / 100 + 0.1 * rows * (width - 1))
     controller = Budget(sized_env(costs, max_rows=4, max_length=200, skips_padding=free), maximum=4)
     controller.next_k(stats)
-    assert controller.slot_price == pytest.approx(np.full((rows, 4), 0.1 * rows / (length / 100)))
+    assert _dear(controller) == pytest.approx(0.1 * rows / (length / 100))
 
 
 def test_one_slow_step_of_the_host_does_not_end_all_proposals() -> None:
@@ -375,8 +421,7 @@ def test_one_slow_step_of_the_host_does_not_end_all_proposals() -> None:
     controller, now, prices = _priced(stats, lambda width, rows: 1.0, 1), 0.0, []
     for slow in (30.0, *[0.0] * 160):
         controller.next_k(stats)
-        assert controller.slot_price is not None
-        prices.append(float(controller.slot_price[0, 0]))
+        prices.append(_dear(controller))
         now = _booked(stats, now, 1, 1.0, slow, 2 if slow else 0)
     assert max(prices) > 3
     assert prices[-1] < 0.1
@@ -390,7 +435,7 @@ def test_the_price_is_that_of_as_many_rows_as_there_are() -> None:
         stats.batch, stats.lengths = rows, (20,) * rows
         stats.rows = tuple(RowStats(row, length=20, room=9) for row in range(rows))
         controller.next_k(stats)
-        assert controller.slot_price == pytest.approx(np.full((rows, 4), expected))
+        assert _dear(controller) == pytest.approx(expected)
         for _ in range(20):
             now = _booked(stats, now, rows, 1.0, 0.0)
             controller.next_k(stats)
@@ -412,7 +457,7 @@ def test_the_price_of_a_slot_is_what_it_costs_in_the_run(real: float, pace: floa
             now = _booked(stats, now, 4, pace, 0.0)
     stats.rows = tuple(RowStats(row, length=20, room=9) for row in range(4, 8))
     controller.next_k(stats)
-    assert controller.slot_price == pytest.approx(np.full((4, 4), 0.4 * real), rel=0.15)
+    assert _dear(controller) == pytest.approx(0.4 * real, rel=0.15)
 
 
 def test_what_a_slot_costs_beside_one_row_says_nothing_of_many() -> None:
@@ -429,7 +474,7 @@ def test_what_a_slot_costs_beside_one_row_says_nothing_of_many() -> None:
         now = _booked(stats, now, 4, 1.0, 0.0)
     stats.rows = tuple(RowStats(row, length=20, room=9) for row in range(4, 8))
     controller.next_k(stats)
-    assert controller.slot_price == pytest.approx(np.full((4, 4), 0.4), rel=0.1)
+    assert _dear(controller) == pytest.approx(0.4, rel=0.1)
 
 
 def test_budget_gives_no_price_where_a_wide_row_costs_in_every_row_or_nobody_heeds_it() -> None:
@@ -451,12 +496,22 @@ def test_budget_gives_no_price_where_a_wide_row_costs_in_every_row_or_nobody_hee
 
 
 @pytest.mark.parametrize(
-    "price",
-    [3.0, [[0.1]], np.zeros(4), np.zeros((1, 4)), np.zeros((2, 3)), np.full((2, 4), np.nan), np.full((2, 4), "1")],
+    ("cost", "worth"),
+    [
+        (np.zeros(8), np.ones(2)),
+        (np.zeros(9), np.ones(3)),
+        (np.zeros((9, 1)), np.ones(2)),
+        ([0.0] * 9, np.ones(2)),
+        (np.zeros(9), np.array([1.0, np.nan])),
+        (np.full(9, np.inf), np.ones(2)),
+        (np.full(9, "1"), np.ones(2)),
+    ],
 )
-def test_a_price_of_another_shape_is_refused(price: object) -> None:
-    said = r"controller Theirs has the slot_price .*; expected None, or numpy's numbers \[2, 4\] without a NaN"
-    with pytest.raises(SpecdecError, match=said):
-        allowed_price(price, 2, 4, "Theirs")
+def test_a_price_of_other_sizes_or_without_numbers_is_refused(cost: Any, worth: Any) -> None:
+    said = r"controller Theirs has the slot_price .*numpy's finite numbers: cost \[9\], .*, and worth \[2\], of a token"
+    for price in (Price(cost, worth), np.zeros((2, 4)), 3.0):
+        with pytest.raises(SpecdecError, match=re.compile(said, re.DOTALL)):
+            allowed_price(price, 2, 4, "Theirs")
     assert allowed_price(None, 2, 4, "Theirs") is None
-    assert allowed_price(np.ones((2, 4)), 2, 4, "Theirs") is not None
+    given = Price(np.zeros(9), np.ones(2))
+    assert allowed_price(given, 2, 4, "Theirs") is given

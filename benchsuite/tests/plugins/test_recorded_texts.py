@@ -59,7 +59,7 @@ def new_goodput(rows: int, kind: type[Goodput] = Goodput, free: bool = False) ->
     calibration = SimpleNamespace(
         measure=lambda rows, lengths, widths: None, forward=lambda width, rows, length: forward(width, rows)
     )
-    target = SimpleNamespace(skips_padding=free)
+    target = SimpleNamespace(skips_padding=free, slots_of_a_pass=1)
     env: Any = SimpleNamespace(max_length=100, max_rows=rows, calibration=calibration, target=target)
     return kind(env, maximum=K).next_k
 

@@ -191,14 +191,15 @@ class Timed:
         return SimpleNamespace(committed=torch.zeros(sizes[0], dtype=torch.int64))
 
     def forward(self, arena: Any, window: Window, rows: slice, longest: int) -> None:
-        count, width = window.tokens.shape
+        count, widest = window.tokens.shape
+        widths = window.width.tolist()
         assert rows == slice(0, count)
         assert arena.committed.tolist() == [longest] * self.arenas[-1][0]
-        assert window.width.tolist() == [width] * count
-        point = Point(count, longest, width)
+        assert widest == max(widths) <= min(widths) + 1
+        point = Point(count, longest, sum(widths) / count)
         seen = self.asked.count(point)
         self.asked.append(point)
-        self.now += 1000.0 if not seen else count + 10 * width + 100 * longest + 0.1 * (seen - 2) ** 3
+        self.now += 1000.0 if not seen else count + 10 * point.width + 100 * longest + 0.1 * (seen - 2) ** 3
 
 
 def test_a_calibration_warms_up_and_takes_the_median_of_its_rounds_in_random_order(
@@ -231,6 +232,19 @@ def test_a_calibration_warms_up_and_takes_the_median_of_its_rounds_in_random_ord
     found.measure([2, 1], [5], [3])
     assert (len(target.asked), len(target.arenas)) == (asked, 1), "nothing was missing"
     assert known == {Point(1, 5, 1): 7.0}
+
+
+def test_a_mean_of_slots_is_measured_with_one_slot_more_in_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = Timed()
+    monkeypatch.setattr("specdec.devices.time", SimpleNamespace(perf_counter=lambda: target.now))
+    points = [Point(3, 5, slots / 3) for slots in (3, 4, 5, 6)]
+    found = Calibration(target)
+    found.measure_points(points)
+    assert set(target.asked) == set(points)
+    assert target.arenas == [(3, 7, 2)]
+    assert points[1].widths == [2, 1, 1]
+    for point in points:
+        assert found.forward(point.width, 3, 5) == found.seconds[point]
 
 
 def test_seconds_between_measured_points_lie_on_lines_of_width_then_length_then_rows() -> None:

@@ -164,7 +164,7 @@ class Goodput(Controller):
     def _rows(self) -> int:
         return (self._stats and self._stats.batch) or self._most_rows
 
-    def _costs(self) -> tuple[list[float], Seconds, Seconds, Seconds]:
+    def _costs(self) -> tuple[list[float], Callable[[float], float], Seconds, Seconds]:
         """What ``step_seconds`` takes, as far as it is known now."""
         rows = self._rows
         return (

@@ -17,14 +17,15 @@ from specdec.interfaces import DraftFactory, Env
 from specdec.lists import split_list
 from specdec.taps import Taps
 from specdec_plugins import joining
-from specdec_plugins.lookup import merged
+from specdec_plugins.lookup import Found, merged, worth_their_slots
 
 WORTH = 0.05
 """Tokens that one more slot of a row must bring, in forwards of one slot, to be filled: the chance that it is kept."""
 
 
 class Hybrid(Draft):
-    """Each row takes its proposals from the first source that has any for it.
+    """Each row takes its proposals from the first source that has any for it; where slots have a price, from that whose
+    first proposal is the likeliest.
 
     All sources except the last look up on the host, which shows at once whether they found something; the last
     source may be any other draft. It is called only if some row has no proposals.
@@ -73,6 +74,7 @@ class Hybrid(Draft):
         self._sources, self._model_k, self._merge = drafts, model_k, merge
         most = slots or (cheap_proposals(env) if extend or merge else 1)
         self._slots = max(most, model_k if self._rest else 1)
+        self._source: dict[int, Draft] = {}  # by row, of what it was found with last
         self._drafted = False  # whether the last source alone made this hybrid's last window
         self._few = torch.zeros(env.max_rows, dtype=torch.int64, device=env.target.device)
         self.looks_up = not self._rest and not extend
@@ -147,7 +149,8 @@ class Hybrid(Draft):
 
     def propose(self, context: Context) -> Window:
         """What the lookups find and the last source proposes: a row of either, or both in one tree."""
-        found, self._drafted = [self.look_up(context, row) for row in range(context.rows)], False
+        self._drafted = False
+        found = worth_their_slots(self, context, [self.look_up(context, row) for row in range(context.rows)])
         room = context.max_proposals_host
         asked = (room[row] > 0 and (self._merge or not paths) for row, paths in enumerate(found))
         drafted = self._last(context) if self._rest and any(asked) else None
@@ -155,13 +158,24 @@ class Hybrid(Draft):
         return self._extended(context, window, found, drafted is not None) if self._extender else window
 
     def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
-        """What the first lookup that finds something finds; with ``merge`` what all of them find.
+        """What the first lookup that finds something finds, or the surest of all; with ``merge`` what all of them find.
 
         A hybrid without another source is a lookup itself.
         """
         if self._merge:
             return [path for source in self._lookups for path in source.look_up(context, row)]
-        return next((paths[:1] for source in self._lookups if (paths := source.look_up(context, row))), ())
+        found = ((source, paths[:1]) for source in self._lookups if (paths := source.look_up(context, row)))
+        if not self.heeds_price or context.price is None:
+            return next((paths for _, paths in found), ())
+        sources = dict(found)
+        if not sources:
+            return ()
+        self._source[row] = max(sources, key=lambda source: source.chances(row)[0])
+        return sources[self._source[row]]
+
+    def chances(self, row: int) -> Sequence[float]:
+        """Those of the source that found it."""
+        return self._source[row].chances(row)
 
     def _last(self, context: Context) -> Window:
         """The last source's window."""
@@ -209,10 +223,6 @@ class Hybrid(Draft):
         self._drafted = False
         tokens, count = self._extender.extend(context, window, max(left))
         return joining.continued(window, tokens, count, context.max_proposals.clamp(max=self._slots))
-
-
-Found = Sequence[Sequence[Sequence[int]]]
-"""For each row the chains that lookups found for it."""
 
 
 def cheap_proposals(env: Env) -> int:
