@@ -24,10 +24,13 @@ constexpr long WORTH_THREADS_LINEAR = 1 << 15;  // multiplications; below this n
 
 #if defined(__AVX512F__)
 constexpr int ROWS = 8, REGISTERS = 24;  // rows of a pass; accumulators, of 32 registers
+constexpr bool COPIES = false;           // to widen weights again in each pass is faster than to read a wide copy
 #elif defined(__AVX__)
 constexpr int ROWS = 6, REGISTERS = 12;  // of 16; one tile is as fast as several
+constexpr bool COPIES = true;
 #else
 constexpr int ROWS = 3, REGISTERS = 12;
+constexpr bool COPIES = true;
 #endif
 
 enum Kind { FLOAT32, BFLOAT16, INT8, INT4 };
@@ -40,8 +43,8 @@ struct Matrix {  // packed; `scale` is null for floats, float32 for INT8, float1
 
 // A kind of weights: `STEP` inputs are stored together, `LINE` inputs of a tile are one line of a cache. `read` loads the
 // STEP inputs from k on of one vector of outputs, h; `widen` makes floats of input k + s. `at` is where they lie. More than
-// DIRECT passes read a copy that was widened once, `wide`. A block of fewer than SUMS vectors of sums works on several
-// chains at once; of kinds whose chains lie farther apart memory is then read more slowly.
+// DIRECT passes read a copy that was widened once, `wide`, where COPIES. A block of fewer than SUMS vectors of sums works on
+// several chains at once; of kinds whose chains lie farther apart memory is then read more slowly.
 // The sums of a chain of a GROUPED kind get scale and offset at its end: see Nibbles.
 template <class T>
 struct Singles {
@@ -371,7 +374,7 @@ template <class W>
 void multiply_few(
     const W& w, const Matrix& m, const typename W::X* x, long stride, long rows, const Ends& ends, const Team& team) {
     const Passes passes(rows);
-    constexpr bool may_widen = !std::is_same_v<W, Floats> && std::is_same_v<typename W::X, float>;
+    constexpr bool may_widen = COPIES && !std::is_same_v<W, Floats> && std::is_same_v<typename W::X, float>;
     const bool widens = may_widen && passes.count > W::DIRECT;
     const auto [first, last] = team.share((m.outputs + TILE - 1) / TILE);
     thread_local std::vector<float> part, wide(4 * BLOCK * TILE);
