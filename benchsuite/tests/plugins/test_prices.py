@@ -260,17 +260,19 @@ def test_what_is_foretold_of_a_request_moves_with_it_and_says_nothing_of_the_nex
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
-def test_a_hybrid_goes_by_the_source_whose_first_proposal_is_likeliest(text: list[int]) -> None:
-    sources = [Ngram(_ENV, n_min=1), Suffix(_ENV)]
-    alone = [Ngram(_ENV, n_min=1), Suffix(_ENV)]
-    hybrid = Hybrid(SimpleNamespace(draft=lambda name: sources[int(name)], max_rows=1, target=_CPU), "0, 1")  # type: ignore[arg-type]
-    step = _step(text, price=0.1)
+def test_the_chances_of_a_hybrid_are_those_of_the_source_that_found_something(text: list[int]) -> None:
+    def sources() -> list[Lookup]:
+        return [Suffix(_ENV, min_match=3), Ngram(_ENV, n_min=1)]
+
+    given_away, alone = sources(), sources()
+    env: Any = SimpleNamespace(draft=lambda name: given_away[int(name)], max_rows=1, target=_CPU)
+    hybrid, step = Hybrid(env, "0, 1"), _step(text, price=0.1)
     for draft in (hybrid, *alone):
         draft.admit(0, Request(0, (1,)), tuple(text))
-    found = {lookup.chances(0)[0]: paths for lookup in alone[::-1] if (paths := lookup.look_up(step, 0))}
+    found = [(paths, lookup.chances(0)) for lookup in alone if (paths := lookup.look_up(step, 0))]
     assert hybrid.heeds_price
-    assert hybrid.look_up(step, 0) == (found[max(found)] if found else ())
-    assert not found or hybrid.chances(0)[0] == max(found)
+    assert hybrid.look_up(step, 0) == (found[0][0] if found else ())
+    assert not found or hybrid.chances(0) == found[0][1]
 
 
 @given(st.lists(st.integers(0, 2), min_size=3, max_size=30))

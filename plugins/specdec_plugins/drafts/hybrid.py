@@ -24,8 +24,7 @@ WORTH = 0.05
 
 
 class Hybrid(Draft):
-    """Each row takes its proposals from the first source that has any for it; where slots have a price, from that whose
-    first proposal is the likeliest.
+    """Each row takes its proposals from the first source that has any for it.
 
     All sources except the last look up on the host, which shows at once whether they found something; the last
     source may be any other draft. It is called only if some row has no proposals.
@@ -74,7 +73,7 @@ class Hybrid(Draft):
         self._sources, self._model_k, self._merge = drafts, model_k, merge
         most = slots or (cheap_proposals(env) if extend or merge else 1)
         self._slots = max(most, model_k if self._rest else 1)
-        self._source: dict[int, Draft] = {}  # by row, of what it was found with last
+        self._source: dict[int, Draft] = {}  # by row, the lookup that found something last
         self._drafted = False  # whether the last source alone made this hybrid's last window
         self._few = torch.zeros(env.max_rows, dtype=torch.int64, device=env.target.device)
         self.looks_up = not self._rest and not extend
@@ -158,20 +157,18 @@ class Hybrid(Draft):
         return self._extended(context, window, found, drafted is not None) if self._extender else window
 
     def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
-        """What the first lookup that finds something finds, or the surest of all; with ``merge`` what all of them find.
+        """What the first lookup that finds something finds; with ``merge`` what all of them find.
 
         A hybrid without another source is a lookup itself.
         """
         if self._merge:
             return [path for source in self._lookups for path in source.look_up(context, row)]
-        found = ((source, paths[:1]) for source in self._lookups if (paths := source.look_up(context, row)))
-        if not self.heeds_price or context.price is None:
-            return next((paths for _, paths in found), ())
-        sources = dict(found)
-        if not sources:
-            return ()
-        self._source[row] = max(sources, key=lambda source: source.chances(row)[0])
-        return sources[self._source[row]]
+        for source in self._lookups:
+            if paths := source.look_up(context, row):
+                if self.heeds_price:
+                    self._source[row] = source
+                return paths[:1]
+        return ()
 
     def chances(self, row: int) -> Sequence[float]:
         """Those of the source that found it."""
