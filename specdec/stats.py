@@ -141,7 +141,7 @@ class Stats:
     ``batch`` is the number of live rows, ``lengths`` their lengths in tokens, and ``rows`` each of them so far, in the
     order in which a controller gives their K; ``waiting`` counts the requests that wait for a row, and ``closed`` says
     that no further ones come before these have ended (``Engine.submit``). ``heeds_price`` says that the draft leaves
-    out proposals that are not worth what the controller's ``price`` says.
+    out proposals that are not worth what the controller's ``slot_price`` says they cost.
     ``accepted_per_pos[i]`` counts the proposals accepted at depth i + 1; ``proposed_per_pos[i]`` counts the pairs of
     step and row with a proposal at that depth. ``chosen`` is the controller's K of each step of an engine with a draft:
     one number, or one for each row where they differ. ``ops`` counts the calls of each (op, backend); it is complete

@@ -124,8 +124,8 @@ class Swap:
 
     @property
     def slots_of_a_pass(self) -> int:
-        """Slots for which products read each weight once: see ``Backend.slots_of_a_pass``."""
-        return max(backend.slots_of_a_pass for backend in self._multiplying()) if self.skips_padding else 1
+        """Slots for which products read each weight once, where padding is left out: ``Backend.slots_of_a_pass``."""
+        return max(backend.slots_of_a_pass for backend in self._multiplying())
 
     def _multiplying(self) -> Iterator[Backend]:
         """The backend of each product, and that of each whole layer."""

@@ -51,6 +51,6 @@ class CalibratedCosts:
         amount = width * rows if self._by_slots else width
         low = int(amount + NONE)
         seconds, share = self._at_lengths(low, rows).at(self.length), amount - low
-        return (
-            seconds if share < NONE else seconds + share * (self._at_lengths(low + 1, rows).at(self.length) - seconds)
-        )
+        if share < NONE:
+            return seconds
+        return seconds + share * (self._at_lengths(low + 1, rows).at(self.length) - seconds)

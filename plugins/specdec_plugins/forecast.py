@@ -225,12 +225,15 @@ def step_seconds(
 
     Example: ``step_seconds([0.5], lambda w: 1.0 * w, lambda k: 0.1 * k, lambda k: 0.0)`` is ``[1.0, 1.6]``.
     """
-    each = [verify(width) for width in range(1, len(made) + 2)]
-    out, forward, wide, after = [each[0] + draft(0) + rest(0)], each[0], 0.0, rest(1)
+    narrow = verify(1)
+    out, forward, proposed, after = [narrow + draft(0) + rest(0)], narrow, 0.0, rest(1)
     for k, asked in enumerate(made, 1):
-        # One more slot, weighted by the chance that a k-th proposal is made.
-        wide += asked
-        forward = unpadded(verify, wide, made[0], rows) if rows else forward + asked * max(0.0, each[k] - each[k - 1])
+        proposed += asked
+        if rows:
+            forward = unpadded(verify, proposed, made[0], rows)
+        else:  # one more slot, weighted by the chance that a k-th proposal is made
+            wide = verify(k + 1)
+            forward, narrow = forward + asked * max(0.0, wide - narrow), wide
         out.append(forward + draft(k) + after)
     return out
 
