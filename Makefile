@@ -28,7 +28,7 @@ WITH_MODEL := hybrid(sources='suffix, ngram, $(EAGLE)')
 
 # What is worth its time on two cores, and the two ends of the scale.
 ARMS := ngram/match/goodput/15, suffix/match/goodput/15, hybrid/match/goodput/15, \
-	hybrid+eagle=$(WITH_MODEL)/match/goodput/15, eagle=$(EAGLE)/match/goodput/8, \
+	hybrid+eagle=$(WITH_MODEL)/match/budget/15, eagle=$(EAGLE)/match/goodput/8, \
 	eagle-tree=$(EAGLE_TREE)/match/fixed/8, medusa=$(MEDUSA)/match/goodput/4, \
 	oracle(0.8)/match/fixed/8, garbage/match/fixed/8
 

@@ -124,12 +124,14 @@ class Engine:
 
     def _begin(self) -> None:
         self.stats = Stats(Stopwatch(self.target.device))
-        # Ranks choose the same K; prices come from each one's own clock.
-        self.stats.heeds_price = self.draft is not None and self.draft.heeds_price and not self._lockstep
+        # Ranks choose the same K; prices come from each one's own clock. Where a policy is not coupled, models draw.
+        certain = self.draft is not None and (self.draft.looks_up or self.policy.coupled)
+        self.stats.heeds_price = self.draft is not None and self.draft.heeds_price and certain and not self._lockstep
         self.stats.counts["allocations"] = self.arena.allocations + self.rows.allocations
         self.queue.begin(self.stats)
         self._streams: list[set[int]] = []  # for each open stream, the ids of which it has not given everything
         self._draft_before = dict(self.draft.info()) if self.draft else {}
+        self._draft_forwards = self._draft_before.get("draft_forwards", 0)
         self._ops_before = self.ops.ran()
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
@@ -304,7 +306,7 @@ class Engine:
         if rows.most_logprobs is not None:
             rows.absorb_logprobs(read[:, size:], verdict.path.shape[1])
         whole = Marks(start, chosen, asked, proposed, *marks, observed, mark())
-        stats.steps.append(Step.of(each, window.tokens.shape[1], whole))
+        stats.steps.append(Step.of(each, window.tokens.shape[1], whole, self._new_draft_forwards()))
         self.queue.leave()
 
     def _begun(self, context: Context, proposal: Window | None) -> tuple[Steps, Window]:
@@ -418,6 +420,14 @@ class Engine:
         k = allowed_k(self.controller.next_k(stats), stats.batch, self.max_window - 1, type(self.controller).__name__)
         stats.chosen.append(k)
         return k
+
+    def _new_draft_forwards(self) -> int:
+        """The forwards of the draft's model since the last call."""
+        before, self._draft_forwards = (
+            self._draft_forwards,
+            self.draft.info().get("draft_forwards", 0) if self.draft else 0,
+        )
+        return self._draft_forwards - before
 
     def _price(self) -> Price | None:
         owner = type(self.controller).__name__

@@ -72,8 +72,8 @@ class Draft(Interface, ABC):
     others knows at once whether this draft found something; ``extends`` says that ``extend`` goes on behind another
     draft's chains, on the device; ``heeds_price`` says that it knows how likely each proposal is and makes those alone
     that are worth their slots (``Context.price``), so that no controller need limit their number: chains, all of them
-    certain (``Window.q`` is None), whose ``chances`` it tells if it ``looks_up``; ``learns`` says that ended requests
-    change its proposals until ``forget``.
+    certain (``Window.q`` is None), whose ``chances`` it tells if it ``looks_up``; under a policy that is not coupled
+    only drafts that look up get a price; ``learns`` says that ended requests change its proposals until ``forget``.
     ``small_ops`` says that the torch ops of all its methods are small, so that one thread runs them at least as fast as
     several, whose waiting would slow down the target on a CPU (``specdec.threads``); other drafts keep all of torch's
     threads. ``weight_bytes`` is the number of bytes of weights that one of its forwards reads, as ``info`` counts them
@@ -171,7 +171,9 @@ class Draft(Interface, ABC):
         """Delete everything learned from ended requests; called between runs, without live rows. Default: no action."""
 
     def info(self) -> Mapping[str, int]:
-        """Counters to add to the run's counters: ``draft_forwards`` (prefill excluded) and any others of the draft."""
+        """Counters to add to the run's counters: ``draft_forwards`` (prefill excluded) and any others of the draft.
+
+        Read in every step."""
         return {}
 
 

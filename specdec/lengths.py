@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from operator import index
 from typing import Any
 
@@ -17,9 +18,10 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Price:
-    """What the proposals of a step cost, by their number, and what a token is worth, row by row; both in one unit.
+    """What the proposals of a step cost, by their number, and what a token is worth, row by row; all in one unit.
 
     ``cost`` float [B · K + 1]: of 0, 1, 2 … proposals of all rows together. ``worth`` float [B]: of a token.
+    ``forward``: what a forward of the draft's own model costs, for all rows together.
 
     Example: ``Price(np.array([0.0, 1.0, 1.2]), np.array([1.0, 1.0]))``, where a first proposal costs as much as a token
     is worth, and a second one a fifth of that
@@ -27,14 +29,22 @@ class Price:
 
     cost: Numbers
     worth: Numbers
+    forward: float = 0.0
 
     def counts(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """Of each row's chain the proposals that are worth their slots, chosen for all rows together.
 
+        Example: at the price above ``counts([[0.7], [0.6]])`` is ``[1, 1]``, and ``counts([[0.7], []])`` is ``[0, 0]``
+        """
+        return self.best(chances)[1]
+
+    def best(self, chances: Sequence[Sequence[float]]) -> tuple[float, list[int]]:
+        """What the proposals that are worth their slots bring beyond those, and how many of each row's chain they are.
+
         ``chances``: of each proposal the chance that it is kept with all before it. Of every number of proposals the
         best are those that bring most, since a chance is never larger than those before it in its chain.
 
-        Example: at the price above ``counts([[0.7], [0.6]])`` is ``[1, 1]``, and ``counts([[0.7], []])`` is ``[0, 0]``
+        Example: at the price above ``best([[0.7], [0.6]])`` is about ``(0.1, [1, 1])``
         """
         rows = np.repeat(np.arange(len(chances)), [len(chain) for chain in chances])
         brings = np.array(
@@ -42,8 +52,8 @@ class Price:
         )
         order = np.argsort(-brings, kind="stable")
         gains = np.concatenate([[0.0], brings[order].cumsum()]) - self.cost[: len(order) + 1]
-        counts: list[int] = np.bincount(rows[order[: gains.argmax()]], minlength=len(chances)).tolist()
-        return counts
+        most = int(gains.argmax())
+        return float(gains[most]), np.bincount(rows[order[:most]], minlength=len(chances)).tolist()
 
 
 Ks = int | tuple[int, ...]
@@ -91,11 +101,15 @@ def allowed_price(price: object, rows: int, most: int, owner: str) -> Price | No
     if price is None:
         return None
     sizes = {"cost": rows * most + 1, "worth": rows}
-    if not isinstance(price, Price) or any(not _numbers(getattr(price, part), size) for part, size in sizes.items()):
+    if (
+        not isinstance(price, Price)
+        or any(not _numbers(getattr(price, part), size) for part, size in sizes.items())
+        or not (isinstance(price.forward, int | float) and isfinite(price.forward))
+    ):
         raise SpecdecError(
             f"the controller {owner} has the slot_price {price!r}; expected None, or a specdec.lengths.Price of "
             f"numpy's finite numbers: cost [{sizes['cost']}], of 0, 1 … proposals of all rows together, and worth "
-            f"[{rows}], of a token in each of stats.rows, in their order"
+            f"[{rows}], of a token in each of stats.rows, in their order; and forward, a finite number"
         )
     return price
 

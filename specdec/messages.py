@@ -282,7 +282,7 @@ class Context:
     the host waits. ``coupled`` says that the policy compares proposals with the target's own draw.
 
     ``price``, on the host, or None: by the controller's account, what proposals cost and what tokens are worth. Only
-    drafts with ``heeds_price`` get one.
+    drafts with ``heeds_price`` get one, and under a policy that is not coupled only those of them that look up.
     """
 
     request: Tensor

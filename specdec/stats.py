@@ -49,7 +49,8 @@ class Step:
     """One step.
 
     ``k`` is the largest number of proposals of a row, ``width`` is W and ``rows`` is B. ``proposed``, ``accepted``
-    and ``emitted`` count the tokens of all rows, ``each`` those of each row.
+    and ``emitted`` count the tokens of all rows, ``each`` those of each row; ``draft_forwards`` counts those of the
+    draft's own model.
     """
 
     k: int
@@ -60,12 +61,13 @@ class Step:
     emitted: int
     marks: Marks
     each: tuple[RowStep, ...] = ()
+    draft_forwards: int = 0
 
     @staticmethod
-    def of(each: tuple[RowStep, ...], width: int, marks: Marks) -> Step:
+    def of(each: tuple[RowStep, ...], width: int, marks: Marks, draft_forwards: int = 0) -> Step:
         """The step of these rows, with a window of ``width`` slots."""
         proposed, _, accepted, emitted = (sum(counts) for counts in zip(*each, strict=True))
-        return Step(width - 1, width, len(each), proposed, accepted, emitted, marks, each)
+        return Step(width - 1, width, len(each), proposed, accepted, emitted, marks, each, draft_forwards)
 
     def slots(self, skips_padding: bool) -> float:
         """What a row of the step had to compute, in slots: W or, where padding costs nothing

@@ -14,13 +14,13 @@ from specdec.stats import Stats
 
 class AtAnyPrice(Controller):
     """Asks every row for all; what each further proposal of the rows costs is drawn from ``prices``, in tokens, by
-    chance, always in the same order.
+    chance, always in the same order. ``forward``: what a forward of the draft's model costs, in tokens.
 
     Example: ``engine.controller = AtAnyPrice(4, [0.0, 0.5])``
     """
 
-    def __init__(self, k: int, prices: Sequence[float] = (0.0, 0.3, 0.7, 2.0)) -> None:
-        self._k, self._prices, self._dice = k, prices, random.Random(3)
+    def __init__(self, k: int, prices: Sequence[float] = (0.0, 0.3, 0.7, 2.0), forward: float = 0.0) -> None:
+        self._k, self._prices, self._forward, self._dice = k, prices, forward, random.Random(3)
 
     @property
     def max_k(self) -> int:
@@ -30,5 +30,5 @@ class AtAnyPrice(Controller):
     def next_k(self, stats: Stats) -> int:
         """Always K."""
         each = self._dice.choices(self._prices, k=stats.batch * self._k)
-        self.slot_price = Price(np.cumsum([0.0, *each]), np.ones(stats.batch))
+        self.slot_price = Price(np.cumsum([0.0, *each]), np.ones(stats.batch), self._forward)
         return self._k

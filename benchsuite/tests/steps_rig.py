@@ -11,7 +11,9 @@ from specdec.interfaces import Env
 from specdec.stats import Marks, RowStep, Stats, Step
 
 
-def book_step(stats: Stats, now: float, parts: Iterable[float], each: Sequence[RowStep], width: int) -> float:
+def book_step(
+    stats: Stats, now: float, parts: Iterable[float], each: Sequence[RowStep], width: int, draft_forwards: int = 0
+) -> float:
     """Add a step of these rows, whose ten ``parts`` took so many seconds from ``now`` on. Returns its end.
 
     In place: counters, steps and marks of ``stats``.
@@ -24,7 +26,7 @@ def book_step(stats: Stats, now: float, parts: Iterable[float], each: Sequence[R
     for row in each:
         stats.proposed(row.proposed, row.deepest)
         stats.accepted(row.accepted)
-    stats.steps.append(Step.of(tuple(each), width, Marks(*marks)))
+    stats.steps.append(Step.of(tuple(each), width, Marks(*marks), draft_forwards))
     return now
 
 

@@ -16,19 +16,22 @@ class Backlog:
     """Tokens that wait to be read, of each row in the order of its text, with a state [...] of the target each.
 
     Where they lie is known to the host, so that nothing of them is read from the device: rows may come, go and move
-    without a copy of any token but those of a row that is taken.
+    without a copy of any token but those of a row that is taken. Of a window's proposals only the device knows how many
+    were accepted: the others are left out when the row is taken.
 
     Example::
 
         backlog = Backlog()
         backlog.add(0, prompt, states)  # int64 [1, W], [1, W, ...]: tokens of row 0
         backlog.add(0, tokens, states)  # int64 [2, 1], [2, 1, ...]: one more of row 0, one of row 1
-        backlog.of([0])  # int64 [1, W + 1], [1, W + 1, ...], int64 [1]
+        backlog.add(0, tokens, states, counts)  # int64 [2, 8], [2, 8, ...], [2]: of each up to eight more
+        backlog.of([0])  # int64 [1, W + 9], [1, W + 9, ...], int64 [1]
     """
 
     def __init__(self) -> None:
         self._tokens: list[Tensor] = []
         self._states: list[Tensor] = []
+        self._counted: list[Tensor] = []  # whether a token counts
         self._size = 0  # tokens in these parts
         self._places: dict[int, list[int]] = {}  # by row, of the parts behind one another
 
@@ -37,18 +40,23 @@ class Backlog:
         return bool(self._places)
 
     def waiting(self) -> dict[int, int]:
-        """The rows that wait, and how many tokens of each."""
+        """The rows that wait, and how many tokens of each at most."""
         return {row: len(places) for row, places in self._places.items()}
 
-    def add(self, first: int, tokens: Tensor, states: Tensor) -> None:
-        """Copy tokens int64 [B, W] of the rows from ``first`` on, and the states [B, W, ...] before them."""
+    def add(self, first: int, tokens: Tensor, states: Tensor, counts: Tensor | None = None) -> None:
+        """Copy tokens int64 [B, W] of the rows from ``first`` on, and the states [B, W, ...] before them.
+
+        ``counts`` int64 [B], on the device: how many of a row's tokens count, the first ones. None: all.
+        """
         rows, width = tokens.shape
+        whole = torch.full((rows,), width, device=tokens.device) if counts is None else counts
         for row in range(rows):
             start = self._size + row * width
             self._places.setdefault(first + row, []).extend(range(start, start + width))
         self._size += rows * width
         self._tokens.append(tokens.flatten().clone())
         self._states.append(states.flatten(0, 1).clone())
+        self._counted.append((torch.arange(width, device=tokens.device) < whole[:, None]).flatten())
 
     def of(self, rows: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Take the tokens of rows: int64 [B, N], states [B, N, ...], and how many of a row's N count, int64 [B].
@@ -57,10 +65,12 @@ class Backlog:
         """
         places = [self._places.pop(row, []) for row in rows]
         most = max(map(len, places))
-        padded = np.array([[*some, *[0] * (most - len(some))] for some in places], dtype=np.int64)
-        tokens, states = self._joined()
-        index, counts = uploaded(tokens.device, padded, np.array([*map(len, places)], dtype=np.int64))
-        taken = tokens[index], states[index], counts
+        padded = np.array([[*some, *[-1] * (most - len(some))] for some in places], dtype=np.int64)
+        tokens, states, counted = self._joined()
+        [index] = uploaded(tokens.device, padded)
+        counts = counted[index] & (index >= 0)
+        index = index.gather(1, (~counts).to(torch.int8).argsort(dim=1, stable=True))
+        taken = tokens[index], states[index], counts.sum(dim=1)
         self._tidied()
         return taken
 
@@ -75,20 +85,22 @@ class Backlog:
         if places := self._places.pop(source, None):
             self._places[row] = places
 
-    def _joined(self) -> tuple[Tensor, Tensor]:
+    def _joined(self) -> tuple[Tensor, Tensor, Tensor]:
         if len(self._tokens) > 1:
             self._tokens, self._states = [torch.cat(self._tokens)], [torch.cat(self._states)]
-        return self._tokens[0], self._states[0]
+            self._counted = [torch.cat(self._counted)]
+        return self._tokens[0], self._states[0], self._counted[0]
 
     def _tidied(self) -> None:
         """Leave out what nobody waits for, if it is much."""
         waiting = [place for places in self._places.values() for place in places]
         if not waiting:
-            self._tokens, self._states, self._size = [], [], 0
+            self._tokens, self._states, self._counted, self._size = [], [], [], 0
         elif self._size > 2 * len(waiting) + SLACK:
-            tokens, states = self._joined()
+            tokens, states, counted = self._joined()
             [index] = uploaded(tokens.device, np.array(waiting, dtype=np.int64))
-            self._tokens, self._states, self._size = [tokens[index]], [states[index]], len(waiting)
+            self._tokens, self._states, self._counted = [tokens[index]], [states[index]], [counted[index]]
+            self._size = len(waiting)
             start = 0
             for row, places in self._places.items():
                 self._places[row] = [*range(start, start + len(places))]

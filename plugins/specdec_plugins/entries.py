@@ -15,7 +15,8 @@ from specdec_plugins.backlog import Backlog
 from specdec_plugins.reading import known_text
 
 RESTS = 4
-"""Steps without proposals after which prompts wait too. At its end a request has one in any case: there is no room."""
+"""Steps without proposals of its own after which prompts wait too. At its end a request has one in any case: it has no
+room."""
 
 MOST_WAITING = 1024
 """Tokens of a row that may lack their entries: their states are kept until then."""
@@ -28,10 +29,11 @@ that lacks most."""
 class EntryDraft(Draft):
     """Keeps an entry of each committed token in an arena of its own, and computes it when it is needed.
 
-    While the draft is not asked, the entries of steps and of new prompts wait until it is (``Backlog``): plain decoding
-    does not pay for the draft, and a request that ends before costs nothing. A subclass calls ``_begin`` before it
-    proposes, ``_put_off`` in steps without proposals, and ``_catch_up`` and ``_lengthen`` before and after it computes
-    entries itself. ``layers`` are the draft's attention layers, ``widest`` is its widest window.
+    While the draft is not asked, the entries of steps and of new prompts wait until it is (``Backlog``): neither plain
+    decoding nor another draft's proposals pay for this one, and a request that ends before costs nothing. A subclass
+    calls ``_begin`` before it proposes, ``_put_off`` in steps in which it did not (``_asked_now``), and ``_catch_up``
+    and ``_lengthen`` before and after it computes entries itself. ``layers`` are the draft's attention layers,
+    ``widest`` is its widest window.
     """
 
     small_ops = True
@@ -50,6 +52,7 @@ class EntryDraft(Draft):
         # The host's bound on the entries of a row, those that wait included, and its limit.
         self._longest, self._most_tokens = 0, env.max_length
         self._backlog, self._rested = Backlog(), 0  # what lacks its entries; steps since the last proposals
+        self._asked_now = False  # whether it proposes in the step that runs
 
     @abstractmethod
     def _enter(self, window: Window, hidden: Tensor, rows: slice, longest: int, last: Tensor) -> None:
@@ -91,18 +94,18 @@ class EntryDraft(Draft):
         if self._rested < RESTS or self._backlog.waiting()[row] > MOST_WAITING:
             self._read([row], start)
 
-    def _put_off(self, tokens: Tensor, hidden: Tensor) -> None:
-        """Let the entries of a step without proposals wait: tokens int64 [B, 1] and states [B, 1, …]."""
+    def _put_off(self, tokens: Tensor, hidden: Tensor, counts: Tensor) -> None:
+        """Let a step's entries wait: the first ``counts`` int64 [B] of tokens int64 [B, W] and states [B, W, …]."""
         self._rested += 1
-        self._lengthen(1)
-        self._backlog.add(0, tokens, hidden)
+        self._lengthen(tokens.shape[1])
+        self._backlog.add(0, tokens, hidden, counts)
         for row, waiting in self._backlog.waiting().items():
             if waiting > MOST_WAITING:
                 self._read([row], self._longest)
 
     def _begin(self, context: Context) -> None:
         """The draft is asked: compute what the rows lack."""
-        self._longest, self._rested = int(context.length_host.max()) - 1, 0
+        self._longest, self._rested, self._asked_now = int(context.length_host.max()) - 1, 0, True
         self._catch_up()
 
     def _lengthen(self, tokens: int) -> None:

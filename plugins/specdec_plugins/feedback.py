@@ -159,11 +159,11 @@ class FeedbackDraft(EntryDraft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """Compute new entries from the target's hidden states of the accepted slots and the tokens after them."""
         assert hidden is not None
-        if window.tokens.shape[1] == 1:
-            self._put_off(verdict.next[:, None], hidden)
+        size, asked, self._asked_now = verdict.path.shape[1], self._asked_now, False
+        if not asked:
+            self._put_off(*_followed(window, verdict, hidden, size), verdict.num_accepted + 1)
             return
         self._catch_up()
-        size = verdict.path.shape[1]
         if own:
             size = min(size, self._asked + 1)  # a tree has many slots and a short path
         self._forwards += 1
@@ -175,12 +175,9 @@ class FeedbackDraft(EntryDraft):
         self._lengthen(size)
 
     def _learned(self, window: Window, verdict: Verdict, hidden: Tensor, size: int, longest: int) -> None:
-        rows = slice(0, len(verdict.next))
-        path, last = verdict.path[:, :size].clamp(min=0), verdict.num_accepted
-        following = torch.cat([window.tokens.gather(1, path[:, 1:]), verdict.next[:, None]], dim=1)
-        following = following.scatter(1, last[:, None], verdict.next[:, None])
-        kept = hidden.flatten(2).gather(1, path[:, :, None].expand(-1, -1, hidden[0, 0].numel()))
-        feature = self._head.feature(kept.unflatten(2, hidden.shape[2:]))
+        rows, last = slice(0, len(verdict.next)), verdict.num_accepted
+        following, kept = _followed(window, verdict, hidden, size)
+        feature = self._head.feature(kept)
         state = caught_up(lambda chain: self._entered(chain, feature, rows, longest), following, last)
         self._state[rows] = state[:, 0]
         self._arena.committed[rows] += last + 1
@@ -192,3 +189,15 @@ class FeedbackDraft(EntryDraft):
     def _entered(self, window: Window, feature: Tensor, rows: slice, longest: int) -> Tensor:
         """Estimated states [B, W, F] after the entries (token, state) of a window."""
         return self._head.step(window.tokens, feature, self._arena.plan(window, self._ops, rows, longest))
+
+
+def _followed(window: Window, verdict: Verdict, hidden: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The tokens int64 [B, ``size``] behind the accepted slots, and the target's states [B, ``size``, …] of these.
+
+    Of each row as many count as it emits.
+    """
+    path = verdict.path[:, :size].clamp(min=0)
+    following = torch.cat([window.tokens.gather(1, path[:, 1:]), verdict.next[:, None]], dim=1)
+    following = following.scatter(1, verdict.num_accepted[:, None], verdict.next[:, None])
+    kept = hidden.flatten(2).gather(1, path[:, :, None].expand(-1, -1, hidden[0, 0].numel()))
+    return following, kept.unflatten(2, hidden.shape[2:])

@@ -165,6 +165,14 @@ def worth_their_slots(draft: Draft, context: Context, found: Found) -> Found:
     """
     if not draft.heeds_price or context.price is None:
         return found
+    return beginnings(found, context.price.counts(chances_of(draft, found)))
+
+
+def chances_of(draft: Draft, found: Found) -> list[Sequence[float]]:
+    """Of each row's first chain the chances that its tokens are kept; none where nothing was found.
+
+    Raises SpecdecError for a draft that does not tell the chance of each token.
+    """
     chances = [draft.chances(row) if paths else () for row, paths in enumerate(found)]
     for paths, told in zip(found, chances, strict=True):
         if paths and len(told) != len(paths[0]):
@@ -172,7 +180,14 @@ def worth_their_slots(draft: Draft, context: Context, found: Found) -> Found:
                 f"chances of the draft {type(draft).__name__} has {len(told)} numbers for a continuation of "
                 f"{len(paths[0])} tokens; expected one for each token that look_up gave last"
             )
-    counts = context.price.counts(chances)
+    return chances
+
+
+def beginnings(found: Found, counts: Sequence[int]) -> Found:
+    """The first ``counts`` tokens of each row's first chain.
+
+    Example: ``beginnings([[[5, 6]], [[7]]], [1, 0])`` is ``[[[5]], []]``
+    """
     return [[paths[0][:count]] if count else [] for paths, count in zip(found, counts, strict=True)]
 
 

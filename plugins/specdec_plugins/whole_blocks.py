@@ -80,11 +80,13 @@ class BlockDraft(EntryDraft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """Compute the entries of the accepted slots from the target's states."""
         assert hidden is not None
-        if window.tokens.shape[1] == 1:
-            self._put_off(window.tokens, hidden)
+        size, asked, self._asked_now = verdict.path.shape[1], self._asked_now, False
+        if not asked:
+            path = verdict.path.clamp(min=0)
+            kept = hidden.flatten(2).gather(1, path[:, :, None].expand(-1, -1, hidden[0, 0].numel()))
+            self._put_off(window.tokens.gather(1, path), kept.unflatten(2, hidden.shape[2:]), verdict.num_accepted + 1)
             return
         self._catch_up()
-        size = verdict.path.shape[1]
         if own:
             size = min(size, self._most + 1)
         # A window of another draft lies elsewhere at every step.

@@ -472,9 +472,9 @@ def test_of_a_trees_window_eagle_reads_a_path_which_is_no_longer_than_was_asked(
         forwards = CountedForwards(patch)
         played = Played(build_of("eagle(head={eagle!r}, beam=2, depth=2)", tmp_path), lent_env(), forwards=forwards)
         played.begin([5, 6, 7])
-        window = played.told("propose", played.lent(played.texts, [K]), counted=True)
-        assert window.tokens.shape[1] == K + 1
         for own, width in ((True, 3), (False, K + 1)):
+            window = played.told("propose", played.lent(played.texts, [K]), counted=True)
+            assert window.tokens.shape[1] == K + 1
             forwards.widths.clear()
             played.follow(window, [[0]], own)
             assert forwards.widths == [width]

@@ -173,7 +173,7 @@ def test_a_hybrids_model_has_room_for_its_own_most_and_the_lookups_for_all() -> 
     lookup, model = Noting(finds=[[[1, 2, 3, 4]], [], []], looks_up=True), Noting(finds=[[9, 9], [7, 8], [6]])
     window = hybrid_of(lookup, model, model_k=2).propose(rows_with([5, 4, 1]))
     [(_, asked)] = model.calls
-    assert asked.max_proposals.tolist() == asked.max_proposals_host.tolist() == [2, 2, 1]
+    assert asked.max_proposals.tolist() == asked.max_proposals_host.tolist() == [0, 2, 1]
     assert window.width.tolist() == [5, 3, 2]
     assert [window.tokens[row, 1 : int(window.width[row])].tolist() for row in range(3)] == [[1, 2, 3, 4], [7, 8], [6]]
     assert window.parents.tolist() == [[-1, 0, 1, 2, 3]] * 3

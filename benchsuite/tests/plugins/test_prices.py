@@ -35,6 +35,9 @@ _ENV: Any = None
 _CPU = SimpleNamespace(device=torch.device("cpu"))
 
 
+WITH_MODEL = "sources='ngram(n_min=1), eagle'"
+"""Sources of a hybrid, the last of which draws its proposals."""
+
 CHAINS = st.lists(
     st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]), max_size=4).map(
         lambda each: [*itertools.accumulate(each, mul)]
@@ -306,7 +309,7 @@ def test_a_match_of_suffix_is_the_longest_and_its_shares_are_those_of_the_counts
     assert len(shares) == len(path)
 
 
-@pytest.mark.parametrize("draft", ["suffix", "ngram(n_min=1)", "hybrid"])
+@pytest.mark.parametrize("draft", ["suffix", "ngram(n_min=1)", "hybrid", f"hybrid({WITH_MODEL})"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_price_changes_an_output(draft: str, temperature: float, assemble: Make) -> None:
     build = assemble(max_rows=3)
@@ -342,23 +345,24 @@ class _Drawing(Draft):
 def test_a_draft_that_heeds_a_price_with_what_it_drew_is_refused(assemble: Make) -> None:
     build = assemble()
     named = registry(("draft", "drawing", _Drawing))
-    engine = Assembly(named, build.target, build.tokenizer, max_rows=1, max_length=64).engine(
-        "drawing", "rejection", k=4
-    )
+    engine = Assembly(named, build.target, build.tokenizer, max_rows=1, max_length=64).engine("drawing", "match", k=4)
     engine.controller = AtAnyPrice(4)
     with pytest.raises(SpecdecError, match="_Drawing.*heeds prices and drew its proposals.*propose with certainty"):
         engine.run([Request(0, (5, 6, 7), SamplingParams(max_new_tokens=8, temperature=1.0))])
 
 
 @pytest.mark.parametrize(
-    ("draft", "heeds"),
+    ("draft", "policy", "heeds"),
     [
-        *(("suffix", True), ("ngram", True), ("hybrid", True), ("garbage", False), ("suffix(branches=2)", False)),
-        *(("hybrid(extend=True)", False), ("hybrid(merge=True)", False), (None, False)),
+        *(("suffix", "match", True), ("ngram", "match", True), ("hybrid", "match", True), ("garbage", "match", False)),
+        *(("hybrid(extend=True)", "match", False), ("hybrid(merge=True)", "match", False), (None, "match", False)),
+        *(("suffix(branches=2)", "match", False), ("suffix", "rejection", True)),
+        *((f"hybrid({WITH_MODEL})", "match", True), (f"hybrid({WITH_MODEL})", "rejection", False)),
     ],
 )
-def test_drafts_that_know_their_chances_say_so(draft: str | None, heeds: bool, assemble: Make) -> None:
-    policy = "match"
+def test_a_draft_heeds_prices_if_it_knows_its_chances_and_draws_nothing(
+    draft: str | None, policy: str, heeds: bool, assemble: Make
+) -> None:
     assert assemble().engine(draft, policy).stats.heeds_price is heeds
 
 
@@ -402,6 +406,25 @@ def test_budget_asks_for_all_and_says_what_a_slot_costs() -> None:
 def _booked(stats: Stats, now: float, rows: int, target: float, host: float, proposed: int = 0) -> float:
     each = [RowStep(proposed, proposed, 0, 1)] * rows
     return book_step(stats, now, (0.0, 0.0, 0.0, 0.0, target, host, 0.0, 0.0, 0.0, 0.0), each, 1 + proposed)
+
+
+def test_a_forward_of_the_draft_costs_its_share_of_the_drafts_time_and_makes_tokens_dearer() -> None:
+    """By hand: steps of one second and 0.3 of three forwards, after one in which what waited took a second more; two
+    tokens each."""
+    stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
+    controller, now = _priced(stats, lambda width, rows: 1.0, 1), 0.0
+    for drafting, forwards in ((0.0, 0), (1.3, 4), (0.0, 0), (1.3, 4), *[(0.3, 3)] * 60):
+        controller.next_k(stats)
+        parts = (0.0, 0.0, 0.0, drafting, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        now = book_step(stats, now, parts, [RowStep(3, 3, 1, 2)], 4, forwards)
+    price = controller.slot_price
+    assert price is not None
+    assert price.forward == pytest.approx(0.1)
+    assert price.worth == pytest.approx([1.3 / 2], rel=0.02)
+    controller.forget()
+    controller.next_k(stats := Stats(Stopwatch(torch.device("cpu")), 1, (20,), rows=stats.rows, heeds_price=True))
+    assert controller.slot_price is not None
+    assert controller.slot_price.forward == 0.0, "another text's"
 
 
 @pytest.mark.parametrize(("free", "length"), [(True, 100), (False, 180)])

@@ -40,7 +40,7 @@ class MadeStep(Step):
 
 def made_step(rows: int, width: int, times: PartTimes, proposed: int = 0) -> MadeStep:
     """A step whose rows have made so many proposals together."""
-    return MadeStep(width - 1, width, rows, proposed, 0, rows, Marks(*range(10)), (), times)
+    return MadeStep(width - 1, width, rows, proposed, 0, rows, Marks(*range(10)), times=times)
 
 
 class MadeRun:

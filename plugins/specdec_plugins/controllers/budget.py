@@ -16,6 +16,7 @@ from specdec_plugins.forecast import (
     Chances,
     ComeTrue,
     StepChoice,
+    Times,
     fastest_of_rows,
     fastest_of_slots,
     speeds_to_the_end,
@@ -30,7 +31,7 @@ row's slots cost. What a row's few tries say by chance then costs slots: with th
 padding is computed, queues of recorded texts lost up to 7.5 % to the best fixed K, and with these 4.5 %."""
 
 AGAIN = 8
-"""Steps for which prices hold as long as the rows are the same."""
+"""Steps for which prices hold at most, as long as the rows are the same: at first they change with every step."""
 
 LOST = 0.01
 """Of a batch to which no request comes: the largest share of the steps that are left which a probe may cost if nothing
@@ -77,12 +78,13 @@ class Budget(Goodput):
 
     def forget(self) -> None:
         """Return to the prior chances, to trust in the draft's confidence, and to the calibrated times."""
+        self._drafting = Times()  # of a forward of the draft's model
         super().forget()
         self._true = ComeTrue()
 
     def _begin(self, stats: Stats | None) -> None:
         super()._begin(stats)
-        self._prices = Prices(self._verify, self._rest, self._most, self._price)
+        self._prices = Prices(self._verify, self._rest, self._drafting, self._most, self._price)
         self._now: Price | None = None
         self._own: dict[int, Chances] = {}  # by request
 
@@ -105,7 +107,8 @@ class Budget(Goodput):
             self._costs_of.length = self._read_cells(stats.lengths)
             for step in stats.steps[self._seen :]:
                 self._prices.seen(stats, step, step.slots(self._padding_is_free))
-            self._seen, self._resting, self._due, self._k = count, rows, count + AGAIN, self._most
+            self._seen, self._resting, self._k = count, rows, self._most
+            self._due = count + min(AGAIN, count + 1)
             self._now = self._prices.of(stats, self._closed)
         self.slot_price = self._now
         return self._k

@@ -8,16 +8,22 @@ from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
 from specdec.devices import uploaded
 from specdec.interfaces import DraftFactory, Env
+from specdec.lengths import Price
 from specdec.lists import split_list
 from specdec.taps import Taps
 from specdec_plugins import joining
-from specdec_plugins.lookup import Found, merged, worth_their_slots
+from specdec_plugins.choosing import of_either
+from specdec_plugins.lookup import Found, beginnings, chances_of, merged
+from specdec_plugins.track_record import TrackRecord
+
+Numbers = npt.NDArray[np.int64]
 
 WORTH = 0.05
 """Tokens that one more slot of a row must bring, in forwards of one slot, to be filled: the chance that it is kept."""
@@ -27,7 +33,9 @@ class Hybrid(Draft):
     """Each row takes its proposals from the first source that has any for it.
 
     All sources except the last look up on the host, which shows at once whether they found something; the last
-    source may be any other draft. It is called only if some row has no proposals.
+    source may be any other draft. It is called only if some row has no proposals. At a price (``Context.price``) a row
+    takes the source that brings it most: what lookups tell of theirs, and what came of the last source's before
+    (``TrackRecord``), whose forwards cost as well; so it may take the last one's in place of what was found, or none.
 
     With ``extend``, the first source that can (``Draft.extends``, as ngram) goes on behind each row's last proposal,
     whoever made it. With ``merge`` every source is asked for every row, and their chains and trees are verified as one
@@ -76,8 +84,11 @@ class Hybrid(Draft):
         self._source: dict[int, Draft] = {}  # by row, the lookup that found something last
         self._drafted = False  # whether the last source alone made this hybrid's last window
         self._few = torch.zeros(env.max_rows, dtype=torch.int64, device=env.target.device)
+        self._record = TrackRecord()  # of the last source
+        self._takes = [*range(model_k + 1)]  # its forwards in a step, by the depth of its proposals: one each, or fewer
+        self._begun: tuple[int, int] | None = None  # this depth in the step that runs, and its forwards before
         self.looks_up = not self._rest and not extend
-        self.heeds_price = self.looks_up and not merge and all(draft.heeds_price for draft in drafts)
+        self.heeds_price = not merge and not extend and all(draft.heeds_price for draft in self._lookups)
         self.branches = merge
         self._taps, self._asked = Taps.of(drafts), [Taps.of([draft]) for draft in drafts]
         self.needs_hidden, self.hidden_layers = self._taps.final, self._taps.layers
@@ -89,11 +100,14 @@ class Hybrid(Draft):
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """All sources admit the request."""
+        self._record.drop(row)
         for source in self._sources:
             source.admit(row, request, prompt)
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
         """All sources release the request."""
+        self._record.drop(row)
+        self._source.pop(row, None)
         for source in self._sources:
             source.release(row, tokens)
 
@@ -106,6 +120,7 @@ class Hybrid(Draft):
     def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
         """Each source resumes with what it kept, or admits the request."""
         assert isinstance(kept, list)
+        self._record.drop(row)
         for source, own in zip(self._sources, kept, strict=True):
             if own is None:
                 source.admit(row, request, prompt)
@@ -114,6 +129,8 @@ class Hybrid(Draft):
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """All sources move the request."""
+        self._record.move(source, row)
+        self._source.pop(source, None)
         for draft in self._sources:
             draft.move(source, row, request, tokens)
 
@@ -133,9 +150,14 @@ class Hybrid(Draft):
             states = None if hidden is None else self._taps.part(hidden, asked)
             bare = self.needs_logits and not source.needs_logits
             source.observe(window, replace(verdict, logits=None) if bare else verdict, states, theirs)
+        if self._begun is not None:
+            depth, before = self._begun
+            self._begun, taken = None, self._forwards() - before
+            self._takes[depth] = min(taken, self._takes[depth])
 
     def forget(self) -> None:
-        """All sources forget."""
+        """All sources forget, and so does what is known of the last one."""
+        self._record = TrackRecord()
         for source in self._sources:
             source.forget()
 
@@ -149,10 +171,16 @@ class Hybrid(Draft):
     def propose(self, context: Context) -> Window:
         """What the lookups find and the last source proposes: a row of either, or both in one tree."""
         self._drafted = False
-        found = worth_their_slots(self, context, [self.look_up(context, row) for row in range(context.rows)])
-        room = context.max_proposals_host
-        asked = (room[row] > 0 and (self._merge or not paths) for row, paths in enumerate(found))
-        drafted = self._last(context) if self._rest and any(asked) else None
+        found: Found = [self.look_up(context, row) for row in range(context.rows)]
+        few = context.max_proposals_host.clip(max=self._model_k if self._rest else 0)
+        if self.heeds_price and self._rest:
+            for row, length in enumerate(context.length_host.tolist()):
+                self._record.seen(row, length)
+        if self.heeds_price and context.price is not None:
+            found, few = self._worth_it(context, context.price, found, few)
+        elif not self._merge:
+            few = np.where([bool(paths) for paths in found], 0, few)
+        drafted = self._last(context, few) if few.any() else None
         window = self._merged(context, found, drafted) if self._merge else self._chained(context, found, drafted)
         return self._extended(context, window, found, drafted is not None) if self._extender else window
 
@@ -174,13 +202,25 @@ class Hybrid(Draft):
         """Those of the source that found it."""
         return self._source[row].chances(row)
 
-    def _last(self, context: Context) -> Window:
-        """The last source's window."""
+    def _worth_it(self, context: Context, price: Price, found: Found, few: Numbers) -> tuple[Found, Numbers]:
+        """What rows take of what was found, and how many proposals of the last source, of at most ``few`` [B] each."""
+        drafted = [self._record.chances(row, most) if most else [] for row, most in enumerate(few.tolist())]
+        taken, asked = of_either(price, chances_of(self, found), drafted, self._takes)
+        for row, count in enumerate(asked):
+            if count:
+                self._record.asked(row, int(context.length_host[row]), count)
+        return beginnings(found, taken), np.array(asked)
+
+    def _forwards(self) -> int:
+        return self._rest[0].info().get("draft_forwards", 0)
+
+    def _last(self, context: Context, few: Numbers) -> Window:
+        """The last source's window, with at most ``few`` [B] proposals of each row."""
+        self._begun = int(few.max()), self._forwards()
         # Where it stays: a part that the last source has recorded reads it there.
-        few = torch.clamp(context.max_proposals, max=self._model_k, out=self._few[: context.rows])
-        return self._rest[0].propose(
-            replace(context, max_proposals=few, max_proposals_host=context.max_proposals_host.clip(max=self._model_k))
-        )
+        [most] = uploaded(context.tokens.device, few)
+        stays = self._few[: context.rows].copy_(most)
+        return self._rest[0].propose(replace(context, max_proposals=stays, max_proposals_host=few, price=None))
 
     def _chained(self, context: Context, found: Found, drafted: Window | None) -> Window:
         """The lookups' first chains, and the last source's for the rows that have none."""

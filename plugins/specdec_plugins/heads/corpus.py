@@ -65,14 +65,15 @@ def write_corpus(
     rows: int,
     length: int,
     layers: tuple[int, ...] = (),
+    first: int = 0,
 ) -> None:
     """Write shards of ``rows`` conversations of ``length`` tokens; existing shards are kept, so it can be resumed.
 
-    The number of a shard is its seed. ``target`` should be in bfloat16, and ``rows`` so large that the products take
-    longer than reading the weights.
+    The number of a shard, from ``first`` on, is its seed. ``rows`` should be so many that the products take longer than
+    reading the weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [n for n in range(shards) if not _path(folder, n).exists()]
+    missing = [n for n in range(first, first + shards) if not _path(folder, n).exists()]
     with Progress(len(missing) * length * rows, "tokens", "writing") as progress:
         for number in missing:
             shard = _shard(target, tokenizer, number, rows, length, layers, progress)

@@ -134,7 +134,8 @@ def counted(answer: Tensor, steps: int) -> Tensor:
 def loss_of(
     head: Head, ops: Backend, reader: Reader, embedded: Tensor, hidden: Tensor, answer: Tensor, steps: int
 ) -> Tensor:
-    """Cross-entropy to ``labels``, averaged over answers' tokens, summed over unrolled steps with weights FADE**r."""
+    """Cross-entropy to ``labels``, averaged over the places ``answer``, summed over unrolled steps with weights
+    FADE**r."""
     counts = counted(answer, steps)
     wanted = labels(reader, final(hidden)[:, 1:][counts])
     total = hidden.new_zeros((), dtype=torch.float32)
@@ -200,10 +201,12 @@ def train(
     batch: int,
     rate: float,
     seed: int,
+    beside: float = 0.0,
     patience: int = 3,
 ) -> list[dict[str, Any]]:
     """Train a head and return its log, one entry an epoch. In place: the head gets its best weights on held-out text.
 
+    It learns from answers and from a share ``beside`` of the other places, drawn anew in each epoch.
     ``folder`` receives a checkpoint after every SAVED batches and every epoch; training continues from the one found
     there, and ends with the same weights as without the interruption.
     It stops early after ``patience`` epochs in a row without improvement. All random numbers come from ``seed``.
@@ -217,7 +220,9 @@ def train(
     depth = _most(head) or max(4, steps)
     for epoch in range(len(log), epochs):
         start = time.perf_counter()
-        order = torch.randperm(len(training.tokens), generator=torch.Generator().manual_seed(seed + epoch))
+        generator = torch.Generator().manual_seed(seed + epoch)
+        order = torch.randperm(len(training.tokens), generator=generator)
+        learnt = training.answer | (torch.rand(training.answer.shape, generator=generator) < beside)
         progress = Progress(per_epoch, "batches", f"epoch {epoch + 1}/{epochs}")
         for number, pick in enumerate(order.split(batch)):
             if number < len(losses):
@@ -225,7 +230,7 @@ def train(
             pace = _pace(epoch * per_epoch + number, total)
             some = training.rows(pick)
             embedded = F.embedding(some.tokens[:, 1:].to(embed.device), embed)
-            loss = loss_of(head, ops, reader, embedded, some.hidden.to(embed), some.answer.to(embed.device), steps)
+            loss = loss_of(head, ops, reader, embedded, some.hidden.to(embed), learnt[pick].to(embed.device), steps)
             loss.backward()
             _descend(head, optimizers, rate * pace)
             losses.append(float(loss.detach()))

@@ -1,0 +1,66 @@
+"""How many of a draft's proposals were kept, for a draft that cannot tell how likely they are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from specdec_plugins.forecast import Chances
+
+KEEP_OF_ALL, KEEP_OWN = 0.98, 0.92
+"""What a new observation leaves of the older ones' weight, in what is known of all rows and of one."""
+
+KEEP_UNASKED = 0.97
+"""What a step in which a row's draft was not asked leaves of them: a text that was hard for it may have become easy."""
+
+
+class TrackRecord:
+    """The chances that a draft's proposals are kept, from what came of those before: a row's own, beside those of all.
+
+    Rows and lengths are the host's (``Context.length_host``): what came of a proposal is seen by how much longer a text
+    is at the next step.
+
+    Example::
+
+        record = TrackRecord()
+        record.asked(0, 10, 2)  # two proposals behind ten tokens of row 0
+        record.seen(0, 12)  # one of them was kept, and one token drawn
+        record.chances(0, 2)
+    """
+
+    def __init__(self) -> None:
+        self._all = Chances(keep=KEEP_OF_ALL)
+        self._own = defaultdict[int, Chances](lambda: Chances(keep=KEEP_OWN))
+        self._asked: dict[int, tuple[int, int]] = {}
+
+    def drop(self, row: int) -> None:
+        """Another text is in the row, or none."""
+        self._own.pop(row, None)
+        self._asked.pop(row, None)
+
+    def move(self, source: int, row: int) -> None:
+        """The text of ``source`` goes on in ``row``."""
+        self.drop(row)
+        if source in self._own:
+            self._own[row] = self._own.pop(source)
+        if source in self._asked:
+            self._asked[row] = self._asked.pop(source)
+
+    def chances(self, row: int, most: int) -> list[float]:
+        """Of ``most`` proposals of the row, the chance of each that it is kept with all before it."""
+        return self._all.reached(most, self._own[row])
+
+    def asked(self, row: int, length: int, proposals: int) -> None:
+        """So many proposals are made behind ``length`` tokens of the row."""
+        self._asked[row] = length, proposals
+
+    def seen(self, row: int, length: int) -> None:
+        """The row has ``length`` tokens now; to be called once a step, before ``asked``."""
+        own = self._own[row]
+        if row not in self._asked:
+            own.faded(KEEP_UNASKED)
+            return
+        before, proposals = self._asked.pop(row)
+        kept = length - before - 1
+        for depth in range(1, proposals + 1):
+            for chances in (own, self._all):
+                chances.seen(depth, float(kept >= depth), float(kept >= depth - 1))
