@@ -35,6 +35,8 @@ def test_the_options_of_write_are_these_and_have_these_defaults() -> None:
         "rows": 192,
         "length": 192,
         "layers": "",
+        "first": 0,
+        "dtype": None,
     }
     given = [
         "write",
@@ -52,6 +54,10 @@ def test_the_options_of_write_are_these_and_have_these_defaults() -> None:
         "4",
         "--layers",
         "0-1",
+        "--first",
+        "7",
+        "--dtype",
+        "float32",
     ]
     assert vars(command.parser().parse_args(given)) == {
         "verb": "write",
@@ -62,6 +68,8 @@ def test_the_options_of_write_are_these_and_have_these_defaults() -> None:
         "rows": 3,
         "length": 4,
         "layers": "0-1",
+        "first": 7,
+        "dtype": "float32",
     }
 
 
@@ -82,10 +90,12 @@ def test_the_options_of_train_are_these_and_have_these_defaults(kind: str) -> No
             "rate": 0.025,
             "vocabulary": None,
             "seed": 0,
+            "beside": 0.0,
+            "dtype": None,
         },
     }
     more = "--target t --device cpu --begin b --epochs 1 --steps 2 --heads 5 --wide 6 --block 4 --deep 1 --batch 8"
-    more += " --rate 0.5 --vocabulary 9 --seed 10"
+    more += " --rate 0.5 --vocabulary 9 --seed 10 --beside 0.25 --dtype bfloat16"
     found = vars(command.parser().parse_args([*needed, *more.split()]))
     assert found == {
         **{"verb": "train", "kind": kind, "target": "t", "device": "cpu", **paths, "begin": "b"},
@@ -100,6 +110,8 @@ def test_the_options_of_train_are_these_and_have_these_defaults(kind: str) -> No
             "rate": 0.5,
             "vocabulary": 9,
             "seed": 10,
+            "beside": 0.25,
+            "dtype": "bfloat16",
         },
     }
 
@@ -202,7 +214,7 @@ def test_training_gets_what_was_given_and_leaves_a_record(
     given = ["train", kind, "--target", "tiny", "--device", "cpu", "--corpus", str(tmp_path / "c")]
     command.heads_main([*given, "--run", str(tmp_path / "r"), "--out", str(out), *NUMBERS.split()])
     [(head, ops, reader, embed, read, folder)] = watched.given
-    assert watched.named == [{"epochs": 2, "steps": 4, "batch": 5, "rate": 0.5, "seed": 9}]
+    assert watched.named == [{"epochs": 2, "steps": 4, "batch": 5, "rate": 0.5, "seed": 9, "beside": 0.0}]
     assert isinstance(head, EagleHead if kind == "eagle" else MedusaHeads)
     assert all(p.requires_grad for p in head.parameters())
     model = catalog.load("tiny", CPU, torch.float32).model
@@ -229,6 +241,7 @@ def test_training_gets_what_was_given_and_leaves_a_record(
         **{"verb": "train", "target": "tiny", "device": "cpu", "corpus": str(tmp_path / "c"), "kind": kind},
         **{"run": str(tmp_path / "r"), "out": str(out), "begin": "None", "epochs": "2", "steps": "4", "heads": "2"},
         **{"wide": "16", "block": "8", "deep": "2", "batch": "5", "rate": "0.5", "vocabulary": "3", "seed": "9"},
+        **{"beside": "0.0", "dtype": "None"},
     }
     record = out.with_suffix(".json").read_text(encoding="utf-8")
     expected = {
@@ -252,6 +265,14 @@ def test_numbers_of_a_training_are_whole_and_above_zero(number: str, capsys: pyt
     with pytest.raises(SystemExit):
         command.heads_main(["train", "eagle", *paths, f"--vocabulary={number}"])
     assert f"argument --vocabulary: got '{number}'; expected a whole number, 1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.5", "half"])
+def test_the_share_of_other_places_is_one(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = ["--corpus", "c", "--run", "r", "--out", "o.safetensors"]
+    with pytest.raises(SystemExit):
+        command.heads_main(["train", "eagle", *paths, f"--beside={share}"])
+    assert f"argument --beside: got '{share}'; expected a share, from 0 to 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
@@ -278,7 +299,10 @@ def test_training_begins_with_a_heads_file_where_one_is_given(
     assert all(p.requires_grad for p in head.parameters())
 
 
-def test_writing_gets_what_was_given_and_a_target_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["", "float32"])
+def test_writing_gets_what_was_given_and_a_target_of_the_dtype(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[Any, ...]] = []
     monkeypatch.setattr(corpus, "write_corpus", lambda *given: seen.append(given))
     given = [
@@ -295,12 +319,15 @@ def test_writing_gets_what_was_given_and_a_target_in_bfloat16(tmp_path: Path, mo
         "4",
         "--layers",
         "0-1",
+        "--first",
+        "5",
+        *(["--dtype", dtype] if dtype else []),
         "--corpus",
     ]
     command.heads_main([*given, str(tmp_path)])
     [(folder, target, tokenizer, *sizes)] = seen
-    assert (folder, sizes) == (tmp_path, [2, 3, 4, (0, 1)])
-    assert target.dtype == torch.bfloat16
+    assert (folder, sizes) == (tmp_path, [2, 3, 4, (0, 1), 5])
+    assert target.dtype == getattr(torch, dtype or "bfloat16")
     assert tokenizer.get_vocab() == catalog.byte_tokenizer().get_vocab()
 
 
@@ -334,8 +361,9 @@ def test_missing_shards_are_written_each_under_its_own_name_and_only_when_whole(
     corpus.write_corpus(folder, target, tokenizer, 2, 3, 4)
     (folder / "shard-0000.safetensors").unlink()
     corpus.write_corpus(folder, target, tokenizer, 4, 5, 6)
+    corpus.write_corpus(folder, target, tokenizer, 2, 5, 6, first=3)
     assert made == [
         *((target, tokenizer, number, 3, 4) for number in (0, 1)),
-        *((target, tokenizer, number, 5, 6) for number in (0, 2, 3)),
+        *((target, tokenizer, number, 5, 6) for number in (0, 2, 3, 4)),
     ]
-    assert sorted(path.name for path in folder.iterdir()) == [f"shard-000{i}.safetensors" for i in range(4)]
+    assert sorted(path.name for path in folder.iterdir()) == [f"shard-000{i}.safetensors" for i in range(5)]

@@ -74,10 +74,8 @@ def _run(
     head = _head(kind, model, text)
     reader = training.Reader(model.get_output_embeddings().weight, torch.arange(258), torch.float32)
     embed = model.get_input_embeddings().weight
-    log = training.train(
-        head, OPS, reader, embed, text, folder, epochs=epochs, steps=2, batch=8, rate=0.01, seed=0, patience=9
-    )
-    return head, log
+    numbers = {"epochs": epochs, "steps": 2, "batch": 8, "rate": 0.01, "seed": 0, "beside": 0.2, "patience": 9}
+    return head, training.train(head, OPS, reader, embed, text, folder, **numbers)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -45,6 +45,17 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected a share, from 0 to 1, as 0.3")
+    return number
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     whole = argparse.ArgumentParser("python -m specdec_plugins.heads", description=__doc__.partition("\n")[0])
@@ -93,7 +104,7 @@ def _add_training(train: argparse.ArgumentParser) -> None:
     )
     train.add_argument(
         "--beside",
-        type=float,
+        type=_share,
         default=0.0,
         help="share of the places outside of answers from which it learns too (default: %(default)s)",
     )

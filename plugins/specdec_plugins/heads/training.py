@@ -206,10 +206,9 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train a head and return its log, one entry an epoch. In place: the head gets its best weights on held-out text.
 
-    It learns from answers and from a share ``beside`` of the other places, drawn anew in each epoch.
-    ``folder`` receives a checkpoint after every SAVED batches and every epoch; training continues from the one found
-    there, and ends with the same weights as without the interruption.
-    It stops early after ``patience`` epochs in a row without improvement. All random numbers come from ``seed``.
+    ``folder`` receives a checkpoint after every SAVED batches and every epoch; training continues from one found there,
+    and ends with the same weights. It stops early after ``patience`` epochs in a row without improvement. It learns
+    from answers and from a share ``beside`` of the other places. All random numbers come from ``seed``.
     """
     training, held_out = corpus.split(HELD_OUT)
     optimizers = _optimizers(head, rate)
@@ -220,9 +219,7 @@ def train(
     depth = _most(head) or max(4, steps)
     for epoch in range(len(log), epochs):
         start = time.perf_counter()
-        generator = torch.Generator().manual_seed(seed + epoch)
-        order = torch.randperm(len(training.tokens), generator=generator)
-        learnt = training.answer | (torch.rand(training.answer.shape, generator=generator) < beside)
+        order, learnt = _drawn(training, beside, seed + epoch)
         progress = Progress(per_epoch, "batches", f"epoch {epoch + 1}/{epochs}")
         for number, pick in enumerate(order.split(batch)):
             if number < len(losses):
@@ -251,6 +248,13 @@ def train(
             break
     head.load_state_dict(best)
     return log
+
+
+def _drawn(corpus: Corpus, beside: float, seed: int) -> tuple[Tensor, Tensor]:
+    """The order of the conversations in an epoch, and the places bool [N, T] from which it learns."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(corpus.tokens), generator=generator)
+    return order, corpus.answer | (torch.rand(corpus.answer.shape, generator=generator) < beside)
 
 
 def _most(head: Head) -> int | None:
