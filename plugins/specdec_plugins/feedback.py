@@ -17,7 +17,7 @@ from specdec.runtime import Eager, addresses
 from specdec_plugins.chain import Chain
 from specdec_plugins.entries import EntryDraft
 from specdec_plugins.growth import Forest, Growth, wanted
-from specdec_plugins.reading import caught_up
+from specdec_plugins.reading import caught_up, of_path
 
 
 def refuse_tree(draft: str, beam: int, depth: int, max_draft: int, least: float) -> None:
@@ -199,5 +199,4 @@ def _followed(window: Window, verdict: Verdict, hidden: Tensor, size: int) -> tu
     path = verdict.path[:, :size].clamp(min=0)
     following = torch.cat([window.tokens.gather(1, path[:, 1:]), verdict.next[:, None]], dim=1)
     following = following.scatter(1, verdict.num_accepted[:, None], verdict.next[:, None])
-    kept = hidden.flatten(2).gather(1, path[:, :, None].expand(-1, -1, hidden[0, 0].numel()))
-    return following, kept.unflatten(2, hidden.shape[2:])
+    return following, of_path(hidden, path)

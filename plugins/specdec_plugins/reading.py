@@ -28,3 +28,15 @@ def caught_up(forward: Callable[[Window], Tensor], tokens: Tensor, last: Tensor)
     """
     read = forward(known_text(tokens))
     return read.gather(1, last[:, None, None].expand(-1, 1, read.shape[2]))
+
+
+def of_path(states: Tensor, path: Tensor) -> Tensor:
+    """The states [B, N, …] of the slots ``path`` int64 [B, N], the root first, from those of all slots [B, W, …].
+
+    Example: ``of_path(hidden, verdict.path.clamp(min=0))``
+    """
+    if path.shape[1] == 1:
+        return states[:, :1]
+    flat = states.flatten(2)
+    kept = flat.gather(1, path[:, :, None].expand(-1, -1, flat.shape[2]))
+    return kept.view(*path.shape, *states.shape[2:])

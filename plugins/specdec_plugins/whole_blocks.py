@@ -13,7 +13,7 @@ from specdec.arena import LayerShape, Plan
 from specdec.interfaces import Env
 from specdec.runtime import Eager, addresses
 from specdec_plugins.entries import EntryDraft
-from specdec_plugins.reading import known_text
+from specdec_plugins.reading import known_text, of_path
 
 
 class BlockHead(ABC):
@@ -83,8 +83,7 @@ class BlockDraft(EntryDraft):
         size, asked, self._asked_now = verdict.path.shape[1], self._asked_now, False
         if not asked:
             path = verdict.path.clamp(min=0)
-            kept = hidden.flatten(2).gather(1, path[:, :, None].expand(-1, -1, hidden[0, 0].numel()))
-            self._put_off(window.tokens.gather(1, path), kept.unflatten(2, hidden.shape[2:]), verdict.num_accepted + 1)
+            self._put_off(window.tokens.gather(1, path), of_path(hidden, path), verdict.num_accepted + 1)
             return
         self._catch_up()
         if own:
@@ -97,11 +96,10 @@ class BlockDraft(EntryDraft):
 
     def _learned(self, verdict: Verdict, hidden: Tensor, size: int, longest: int) -> None:
         rows = slice(0, len(verdict.next))
-        path, states = verdict.path[:, :size].clamp(min=0), self._fused(hidden)
-        kept = states.gather(1, path[:, :, None].expand(-1, -1, states.shape[2]))
+        path = verdict.path[:, :size].clamp(min=0)
         # Rows that accepted fewer write on past their end, where nothing is committed.
         plan = self._arena.plan(known_text(path), self._ops, rows, longest)
-        self._head.enter(kept, plan)
+        self._head.enter(of_path(self._fused(hidden), path), plan)
         self._arena.committed[rows] += verdict.num_accepted + 1
 
     def _fused(self, hidden: Tensor) -> Tensor:

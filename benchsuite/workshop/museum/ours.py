@@ -580,8 +580,8 @@ OURS = (
         "drafting",
         (
             f"{FEEDBACK}._learned",
-            "feature = self._head.feature(kept.unflatten(2, hidden.shape[2:]))",
-            "feature = self._head.feature(kept.unflatten(2, hidden.shape[2:])) * 0 + self._state[rows, None]",
+            "feature = self._head.feature(kept)",
+            "feature = self._head.feature(kept) * 0 + self._state[rows, None]",
         ),
     ),
     mutant(
