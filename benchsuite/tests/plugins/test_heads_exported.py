@@ -11,13 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchsuite.conformance.models import families
+from benchsuite.conformance.models import families, tiny
 from benchsuite.tests.plugins.eagle3_heads import SHAPE, SHAPES, head_of
+from benchsuite.tests.rig import noisy
+from specdec import SpecdecError
+from specdec_kernels.reference import Reference
 from specdec_plugins.heads import __main__ as command
+from specdec_plugins.heads import files, start, training
 from specdec_plugins.heads.eagle3_head import Eagle3Head
-from specdec_plugins.heads.exported import export_eagle3
-from specdec_plugins.published import read_published
-from specdec_plugins.published.reading import TargetSizes
+from specdec_plugins.heads.exported import export_eagle, export_eagle3
+from specdec_plugins.published import read_for, read_published
+from specdec_plugins.published.reading import Reading, TargetSizes
 
 IDS = torch.tensor([0, 2, 3, 7, 8, 9, 20, 30, 31, 40, 57])
 
@@ -121,3 +125,31 @@ def test_the_command_trains_eagle3_and_leaves_a_folder_in_this_form(begin: str, 
     assert config["norm_output"] is bool(begin)
     made = json.loads((tmp_path / "head.json").read_text())
     assert len(made["epochs"]) == 1
+
+
+@torch.no_grad()
+def test_an_exported_eagle_head_is_the_same_network(tmp_path: Path) -> None:
+    """As a module for multi-token prediction: the states of three steps, two of them over its own, of a random text."""
+    build = tiny.assembly("llama")
+    model: Any = build.target.twin()
+    head = start.eagle_start(model, torch.arange(40).view(2, 20), 0)
+    noisy(head)
+    files.save(tmp_path / "eagle.safetensors", head, torch.arange(9), build.target.model)
+    kept, _ = files.load_eagle(str(tmp_path / "eagle.safetensors"), build.target)
+    export_eagle(tmp_path / "mtp", kept, model, 3)
+    read = read_for("mtp", str(tmp_path / "mtp"), build.target, Reading())
+    read.head.place(build.target.device, torch.float32)
+    embedded, hidden = torch.randn(2, 2, 9, model.config.hidden_size)
+    both: tuple[training.Head, ...] = kept.float(), read.head
+    ours, theirs = ([*training.unrolled(one, Reference(), embedded, hidden, 3)] for one in both)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(ours[0], ours[1], atol=0.1)
+
+
+def test_an_eagle_head_for_layers_of_another_kind_is_not_written(tmp_path: Path) -> None:
+    model: Any = families.build_model("llama")
+    head = start.eagle_start(model, torch.arange(40).view(2, 20), 0)
+    model.config.rope_parameters["rope_theta"] *= 2
+    with pytest.raises(SpecdecError, match="is not the head's, a layer of Llama with rotary of base"):
+        export_eagle(tmp_path, head, model, 3)

@@ -1,10 +1,11 @@
-"""Write the text and train the heads: ``python -m specdec_plugins.heads write`` and ``… train``.
+"""Write the text and train the heads: ``python -m specdec_plugins.heads write``, ``… train`` and ``… export``.
 
     python -m specdec_plugins.heads write --corpus corpus
     python -m specdec_plugins.heads train eagle --corpus corpus --run eagle --out eagle.safetensors
     python -m specdec "Say hello." --draft "eagle(head=eagle.safetensors)"
+    python -m specdec_plugins.heads export --head eagle.safetensors --out folder
 
-Both commands continue where they stopped if they are started again with the same folders.
+The first two continue where they stopped if they are started again with the same folders.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from specdec_plugins.heads.medusa_heads import MedusaHeads
 
 SomeHead = TypeVar("SomeHead", bound=nn.Module)
 
+STEPS = 3
+"""Tokens that a head proposes in a step, unless another number is given."""
+
 VOCABULARY = 8192
 """Tokens that a head knows, unless another number is given."""
 
@@ -62,9 +66,13 @@ def parser() -> argparse.ArgumentParser:
     verbs = whole.add_subparsers(dest="verb", required=True)
     write = verbs.add_parser("write", help="let the target write the text that heads learn from")
     train = verbs.add_parser("train", help="train heads on such a text")
-    for verb in (write, train):
+    export = verbs.add_parser("export", help="write an EAGLE head as a module for multi-token prediction")
+    for verb in (write, train, export):
         verb.add_argument("--target", default="smollm2-135m", help="the target (default: %(default)s)")
         verb.add_argument("--device", default="auto", help="cuda, cpu (default: %(default)s)")
+    export.add_argument("--head", default="trained", help="a head's file, or the shipped one (default: %(default)s)")
+    export.add_argument("--out", type=Path, required=True, help="folder, in the form of the speculators package")
+    for verb in (write, train):
         verb.add_argument("--corpus", type=Path, required=True, help="folder of the text")
         verb.add_argument(
             "--dtype",
@@ -112,7 +120,7 @@ def _add_training(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--steps",
         type=_count,
-        default=3,
+        default=STEPS,
         help="eagle, eagle3, mtp: tokens fed to itself, plus 1 (default: %(default)s)",
     )
     train.add_argument("--heads", type=_count, default=4, help="medusa: how many (default: %(default)s)")
@@ -140,11 +148,14 @@ def heads_main(arguments: list[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     try:
         device = pick_device(given.device)
-        dtype = getattr(torch, given.dtype) if given.dtype else None
+        dtype = getattr(torch, given.dtype) if given.verb != "export" and given.dtype else None
         loaded = catalog.load(
             given.target, device, (dtype or torch.bfloat16) if given.verb == "write" else torch.float32
         )
-        if given.verb == "write":
+        if given.verb == "export":
+            head, _ = files.load_eagle(given.head, _read_by(loaded.model))
+            exported.export_eagle(given.out, head, loaded.model, STEPS)
+        elif given.verb == "write":
             target = ArenaModel(loaded.model, Registry().backend("auto"))
             corpus.write_corpus(
                 given.corpus,

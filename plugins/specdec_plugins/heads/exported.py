@@ -15,8 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec import SpecdecError
 from specdec_plugins.heads.dflash_head import BlockShape, DFlashHead
 from specdec_plugins.heads.eagle3_head import Eagle3Head, Eagle3Shape
+from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.files import fingerprint
 from specdec_plugins.heads.mtp_head import MtpHead
 
@@ -117,6 +119,34 @@ def export_mtp(folder: Path, head: MtpHead, model: PreTrainedModel, proposals: i
         "tie_word_embeddings": False,
     }
     _written(folder, model, config, parts, {})
+
+
+def export_eagle(folder: Path, head: EagleHead, model: PreTrainedModel, proposals: int) -> None:
+    """Write an EAGLE head, trained for ``model``, as a module for multi-token prediction: it is the same network.
+
+    That form has no reduced vocabulary: read from it, the head may propose any token. See ``export_mtp``. Raises
+    SpecdecError for a target whose layers or rotary are not the head's.
+    """
+    shape, module = head.shape, MtpHead(model.config, state_first=False, before=False)
+    rows = [shape.heads * shape.head_dim, *[shape.heads_kv * shape.head_dim] * 2]
+    gate, up = head.gate_up.chunk(2)
+    parts = {
+        **{f"self_attn.{one}_proj": part for one, part in zip("qkv", head.qkv.split(rows), strict=True)},
+        **{"self_attn.o_proj": head.out, "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": head.down},
+        **{"input_layernorm": head.norm_before, "post_attention_layernorm": head.norm_after},
+    }
+    whole = {"entry.token_norm": head.token_norm, "entry.hidden_norm": head.hidden_norm, "entry.project": head.enter}
+    whole |= {"last": head.norm, **{f"layers.0.{name}": part for name, part in parts.items()}}
+    tensors = {f"{name}.weight": part.detach() for name, part in whole.items()}
+    found, needed = ({name: tuple(part.shape) for name, part in tensors.items()}, module.shapes)
+    rotary = model.config.rope_parameters
+    if found != needed or rotary["rope_type"] != "default" or rotary["rope_theta"] != shape.theta:
+        raise SpecdecError(
+            f"a layer of {type(model).__name__} over {rotary} is not the head's, a layer of Llama with rotary of base "
+            f"{shape.theta}; multi-token prediction has the target's kind of layer, so that this head cannot be written"
+        )
+    module.fill(tensors)
+    export_mtp(folder, module, model, proposals)
 
 
 def _package_config(kind: str, architecture: str, proposals: int, source: Any) -> dict[str, Any]:
