@@ -141,14 +141,6 @@ def test_only_heads_of_these_kinds_are_trained(capsys: pytest.CaptureFixture[str
     assert "invalid choice: 'hydra'" in capsys.readouterr().err
 
 
-def test_the_help_begins_with_the_name_and_the_first_line_of_what_it_does() -> None:
-    whole = command.parser()
-    assert whole.prog == "python -m specdec_plugins.heads"
-    assert whole.description == (
-        "Write the text and train the heads: ``python -m specdec_plugins.heads write`` and ``… train``."
-    )
-
-
 def small_corpus(folder: Path) -> Corpus:
     """Write six conversations of five tokens in two shards; return what they hold."""
     tokens = (torch.arange(30).view(6, 5) // 3) % 4 + 60
