@@ -41,6 +41,9 @@ class FeedbackHead(ABC):
     ids: Tensor | None
     weight_bytes: int
 
+    def reach(self, positions: int) -> None:
+        """Steps are at positions below this number: what depends on them alone is computed now. Default: nothing."""
+
     @abstractmethod
     def feature(self, hidden: Tensor) -> Tensor:
         """The states [B, W, F] from which a step begins, of the target's, [B, W, H] or [B, W, n, H]."""
@@ -69,6 +72,7 @@ class FeedbackDraft(EntryDraft):
     def __init__(self, env: Env, head: FeedbackHead, max_draft: int, beam: int, depth: int, least: float) -> None:
         super().__init__(env, head.layers, beam * depth)
         self._head, self._vocabulary = head, env.target.vocabulary
+        head.reach(self._most_tokens + 2 * self._arena.max_window)
         self._beam, self._depth, self._most, self._least = beam, depth, max_draft, least
         self.branches = beam > 1
         device = env.target.device

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
+import torch
 from torch import Tensor
 
 from specdec import Draft, hookimpl
@@ -23,11 +24,16 @@ class TrainedEagle(FeedbackHead):
     def __init__(self, env: Env, name: str, bits: int | None) -> None:
         head, self.ids = files.load_eagle(name, env.target)
         self._net, self._ops, self._embed = head, env.ops, env.target.model.get_input_embeddings()
+        self._device, self._dtype = env.target.device, env.target.dtype
         self._reduced = Reduced(env, self.ids, bits)
         self._weights = head.weights(env.ops, bits)
         shape = head.shape
         self.layers, self.size = [LayerShape(shape.heads_kv, shape.head_dim, None)], shape.hidden
         self.weight_bytes = stored_bytes(head, bits) + self._reduced.weight_bytes
+
+    def reach(self, positions: int) -> None:
+        """The rotary's numbers at every position: a step reads them."""
+        self._turns = self._net.turn(torch.arange(positions, device=self._device), self._dtype)
 
     def feature(self, hidden: Tensor) -> Tensor:
         """The target's states themselves."""
@@ -35,7 +41,7 @@ class TrainedEagle(FeedbackHead):
 
     def step(self, tokens: Tensor, feature: Tensor, plan: Plan) -> Tensor:
         """See ``FeedbackHead``."""
-        turn = self._net.turn(plan.position, feature.dtype)
+        turn = self._turns[0][plan.position], self._turns[1][plan.position]
         after: Tensor = self._net(self._ops, self._embed(tokens), feature, turn, plan.at(0), self._weights)
         return after
 

@@ -38,6 +38,7 @@ class PublishedEagle3(FeedbackHead):
 
     def __init__(self, env: Env, parts: Eagle3Parts, layers: tuple[int, ...], bits: int | None) -> None:
         device, dtype = env.target.device, env.target.dtype
+        self._device, self._dtype = device, dtype
         parts = placed(parts, device, dtype)
         self._network, self._ops = parts.network, env.ops
         shape = self._network.shape
@@ -53,6 +54,10 @@ class PublishedEagle3(FeedbackHead):
         self.ids = parts.ids
         self.size, self.weight_bytes = shape.hidden, stored_bytes(self._network, bits)
 
+    def reach(self, positions: int) -> None:
+        """The rotary's numbers at every position: a step reads them."""
+        self._turns = self._network.turn(torch.arange(positions, device=self._device), self._dtype)
+
     def feature(self, hidden: Tensor) -> Tensor:
         """The fusion of the target's states [B, W, n, H], which come in the order of its layers."""
         if self._order is not None:
@@ -65,7 +70,7 @@ class PublishedEagle3(FeedbackHead):
 
     def step(self, tokens: Tensor, feature: Tensor, plan: Plan) -> Tensor:
         """See ``FeedbackHead``."""
-        turn = self._network.turn(plan.position, feature.dtype)
+        turn = self._turns[0][plan.position], self._turns[1][plan.position]
         cells = [plan.at(layer) for layer in range(len(self.layers))]
         after: Tensor = self._network(self._ops, self._embed(tokens), feature, turn, cells, self._weights)
         return after
