@@ -24,7 +24,7 @@ READY := .venv/.ready
 EAGLE := eagle(head=trained)
 EAGLE_TREE := eagle(head=trained, beam=4, depth=4)
 MEDUSA := medusa(head_init=trained)
-WITH_MODEL := hybrid(sources='suffix, ngram, $(EAGLE)')
+WITH_MODEL := hybrid(sources='suffix, ngram, eagle(head=trained, weights=int8)')
 
 # What is worth its time on two cores, and the two ends of the scale.
 ARMS := ngram/match/goodput/15, suffix/match/goodput/15, hybrid/match/goodput/15, \
