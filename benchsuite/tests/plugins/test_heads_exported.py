@@ -136,6 +136,8 @@ def test_an_exported_eagle_head_is_the_same_network(tmp_path: Path) -> None:
     noisy(head)
     files.save(tmp_path / "eagle.safetensors", head, torch.arange(9), build.target.model)
     kept, _ = files.load_eagle(str(tmp_path / "eagle.safetensors"), build.target)
+    # As those of a model that was read from a GGUF file have them.
+    model.config.unk_token_id, model.config._model_name_or_path = 0, "a model"
     export_eagle(tmp_path / "mtp", kept, model, 3)
     read = read_for("mtp", str(tmp_path / "mtp"), build.target, Reading())
     read.head.place(build.target.device, torch.float32)

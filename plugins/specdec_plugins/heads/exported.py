@@ -114,7 +114,8 @@ def export_mtp(folder: Path, head: MtpHead, model: PreTrainedModel, proposals: i
     layer = json.loads(model.config.to_json_string(use_diff=False))
     config = {
         **_package_config("mtp", "MTPDraftModel", proposals, model.config),
-        "transformer_layer_config": {key: value for key, value in layer.items() if key != "_name_or_path"},
+        # What begins with an underscore says where the model came from.
+        "transformer_layer_config": {key: value for key, value in layer.items() if not key.startswith("_")},
         "num_nextn_predict_layers": 1,
         "tie_word_embeddings": False,
     }

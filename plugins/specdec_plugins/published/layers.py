@@ -13,6 +13,7 @@ _OLD = (
     *("pad_token_id", "pretraining_tp", "torch_dtype", "use_cache", "_name_or_path", "bad_words_ids"),
     *("cross_attention_hidden_size", "decoder_start_token_id", "do_sample", "early_stopping", "finetuning_task"),
     *("is_decoder", "max_length", "min_length", "num_beams", "pruned_heads", "repetition_penalty", "sep_token_id"),
+    *("unk_token_id", "cls_token_id"),
     *("temperature", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torchscript", "use_bfloat16"),
     *(
         "length_penalty",

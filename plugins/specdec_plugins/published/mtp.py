@@ -70,6 +70,7 @@ _LIKE = {"mimo": "qwen2"}
 _HARMLESS = (
     *("architectures", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype", "initializer_range"),
     *("use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"),
+    *("unk_token_id", "sep_token_id", "cls_token_id"),
     *("pretraining_tp", "ep_size", "aux_loss_alpha", "seq_aux", "router_aux_loss_coef", "output_router_logits"),
     *("mamba_ssm_dtype", "max_window_layers"),
 )
