@@ -200,6 +200,8 @@ def _followed(window: Window, verdict: Verdict, hidden: Tensor, size: int) -> tu
 
     Of each row as many count as it emits.
     """
+    if size == 1:
+        return verdict.next[:, None], hidden[:, :1]
     path = verdict.path[:, :size].clamp(min=0)
     following = torch.cat([window.tokens.gather(1, path[:, 1:]), verdict.next[:, None]], dim=1)
     following = following.scatter(1, verdict.num_accepted[:, None], verdict.next[:, None])

@@ -25,6 +25,7 @@ ROWS = 4
 DEEDS = st.one_of(
     st.tuples(st.just("add"), st.integers(0, ROWS - 1), st.integers(1, 9)),
     st.tuples(st.just("step"), st.integers(1, ROWS), st.just(1)),
+    st.tuples(st.just("window"), st.integers(1, ROWS), st.integers(2, 5)),
     st.tuples(st.just("drop"), st.integers(0, ROWS - 1), st.just(0)),
     st.tuples(st.just("move"), st.integers(0, ROWS - 1), st.integers(0, ROWS - 1)),
     st.tuples(st.just("take"), st.integers(0, ROWS - 1), st.integers(1, ROWS)),
@@ -41,17 +42,20 @@ def test_a_row_gets_its_tokens_in_their_order_whatever_the_other_rows_do(
 
 
 def _done_as_by_a_twin(deeds: list[tuple[str, int, int]]) -> None:
-    """The twin has plain lists; each state is twice its token and its opposite."""
-    waiting, twin, numbers = Backlog(), dict[int, list[int]](), count()
+    """The twin has plain lists, in which None stands for a token of a window that does not count; each state is twice
+    its token and its opposite."""
+    waiting, twin, numbers = Backlog(), dict[int, list[int | None]](), count()
     for deed, first, other in deeds:
-        if deed in {"add", "step"}:
-            rows, start, width = (1, first, other) if deed == "add" else (first, 0, 1)
+        if deed in {"add", "step", "window"}:
+            rows, start, width = (1, first, other) if deed == "add" else (first, 0, other)
             fresh = [[next(numbers) for _ in range(width)] for _ in range(rows)]
             tokens = torch.tensor(fresh)
-            waiting.add(start, tokens, _states(tokens))
-            tokens.fill_(-1)  # as the next step may do
+            counts = tokens[:, 0] % width + 1 if deed == "window" else None
+            waiting.add(start, tokens, _states(tokens), counts)
             for row, some in enumerate(fresh, start):
-                twin.setdefault(row, []).extend(some)
+                kept = width if counts is None else int(counts[row])
+                twin.setdefault(row, []).extend([*some[:kept], *[None] * (width - kept)])
+            tokens.fill_(-1)  # as the next step may do
         elif deed == "drop":
             waiting.drop(first)
             twin.pop(first, None)
@@ -65,9 +69,10 @@ def _done_as_by_a_twin(deeds: list[tuple[str, int, int]]) -> None:
                 continue
             expected = [twin.pop(row, []) for row in rows_taken]
             tokens, states, counts = waiting.of(rows_taken)
-            assert counts.tolist() == [*map(len, expected)]
+            texts = [[token for token in some if token is not None] for some in expected]
+            assert counts.tolist() == [*map(len, texts)]
             assert tokens.shape == (len(rows_taken), max(map(len, expected)))
-            assert [some[:most] for some, most in zip(tokens.tolist(), counts.tolist(), strict=True)] == expected
+            assert [some[:most] for some, most in zip(tokens.tolist(), counts.tolist(), strict=True)] == texts
             assert torch.equal(states, _states(tokens))
         assert waiting.waiting() == {row: len(some) for row, some in twin.items()}
         assert bool(waiting) == bool(twin)

@@ -259,6 +259,13 @@ def test_numbers_of_a_training_are_whole_and_above_zero(number: str, capsys: pyt
     assert f"argument --vocabulary: got '{number}'; expected a whole number, 1 or more" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("seed", ["-1", "1.5", "one"])
+def test_the_first_seed_is_a_whole_number(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.heads_main(["write", "--corpus", "c", f"--first={seed}"])
+    assert f"argument --first: got '{seed}'; expected a whole number, 0 or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("share", ["-0.1", "1.5", "half"])
 def test_the_share_of_other_places_is_one(share: str, capsys: pytest.CaptureFixture[str]) -> None:
     paths = ["--corpus", "c", "--run", "r", "--out", "o.safetensors"]

@@ -49,6 +49,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seed(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number, 0 or more")
+    return int(text)
+
+
 def _share(text: str) -> float:
     """A number from 0 to 1."""
     try:
@@ -82,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
         )
     write.add_argument("--shards", type=_count, default=36, help="files of conversations (default: %(default)s)")
     write.add_argument(
-        "--first", type=int, default=0, help="number of the first, each one's seed (default: %(default)s)"
+        "--first", type=_seed, default=0, help="number of the first, each one's seed (default: %(default)s)"
     )
     write.add_argument("--rows", type=_count, default=192, help="conversations in a file (default: %(default)s)")
     write.add_argument("--length", type=_count, default=192, help="tokens in a conversation (default: %(default)s)")
