@@ -125,8 +125,9 @@ class Engine:
     def _begin(self) -> None:
         self.stats = Stats(Stopwatch(self.target.device))
         # Ranks choose the same K; prices come from each one's own clock. Where a policy is not coupled, models draw.
-        certain = self.draft is not None and (self.draft.looks_up or self.policy.coupled)
-        self.stats.heeds_price = self.draft is not None and self.draft.heeds_price and certain and not self._lockstep
+        draft, coupled = self.draft, self.policy.coupled
+        priced = draft is not None and draft.heeds_price and (draft.looks_up or coupled)
+        self.stats.heeds_price = priced and not self._lockstep
         self.stats.counts["allocations"] = self.arena.allocations + self.rows.allocations
         self.queue.begin(self.stats)
         self._streams: list[set[int]] = []  # for each open stream, the ids of which it has not given everything

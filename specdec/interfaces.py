@@ -173,7 +173,8 @@ class Draft(Interface, ABC):
     def info(self) -> Mapping[str, int]:
         """Counters to add to the run's counters: ``draft_forwards`` (prefill excluded) and any others of the draft.
 
-        Read in every step."""
+        Read in every step.
+        """
         return {}
 
 

@@ -250,28 +250,25 @@ def test_training_gets_what_was_given_and_leaves_a_record(
     assert capsys.readouterr().out.endswith(f"{out}: {out.stat().st_size / 1e6:.1f} MB, held out {held_out}\n")
 
 
-@pytest.mark.parametrize("number", ["0", "-3", "two"])
-def test_numbers_of_a_training_are_whole_and_above_zero(number: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 would be taken for a number that was not given."""
-    paths = ["--corpus", "c", "--run", "r", "--out", "o.safetensors"]
-    with pytest.raises(SystemExit):
-        command.heads_main(["train", "eagle", *paths, f"--vocabulary={number}"])
-    assert f"argument --vocabulary: got '{number}'; expected a whole number, 1 or more" in capsys.readouterr().err
+TRAIN = "train eagle --corpus c --run r --out o.safetensors"
 
 
-@pytest.mark.parametrize("seed", ["-1", "1.5", "one"])
-def test_the_first_seed_is_a_whole_number(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command.heads_main(["write", "--corpus", "c", f"--first={seed}"])
-    assert f"argument --first: got '{seed}'; expected a whole number, 0 or more" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("share", ["-0.1", "1.5", "half"])
-def test_the_share_of_other_places_is_one(share: str, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = ["--corpus", "c", "--run", "r", "--out", "o.safetensors"]
-    with pytest.raises(SystemExit):
-        command.heads_main(["train", "eagle", *paths, f"--beside={share}"])
-    assert f"argument --beside: got '{share}'; expected a share, from 0 to 1" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("verb", "option", "values", "expected"),
+    [
+        # 0 would be taken for a number that was not given.
+        (TRAIN, "vocabulary", ("0", "-3", "two"), "a whole number, 1 or more"),
+        (TRAIN, "beside", ("-0.1", "1.5", "half"), "a share, from 0 to 1"),
+        ("write --corpus c", "first", ("-1", "1.5", "one"), "a whole number, 0 or more"),
+    ],
+)
+def test_a_number_that_an_option_does_not_take_is_refused_with_those_that_it_does(
+    verb: str, option: str, values: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in values:
+        with pytest.raises(SystemExit):
+            command.heads_main([*verb.split(), f"--{option}={value}"])
+        assert f"argument --{option}: got '{value}'; expected {expected}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])

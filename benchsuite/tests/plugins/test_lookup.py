@@ -263,12 +263,11 @@ def test_hybrid_proposes_what_the_first_of_its_sources_finds(text: list[int], or
     hybrid = Hybrid(env, sources=", ".join(map(str, order)))
     for room in (limit, 0):
         lent: Any = SimpleNamespace(
-            **{
-                "max_proposals_host": np.array([room]),
-                "length_host": np.array([len(text)]),
-                "history": np.array([text]),
-            },
-            **{"rows": 1, "tokens": torch.zeros(1)},
+            max_proposals_host=np.array([room]),
+            length_host=np.array([len(text)]),
+            history=np.array([text]),
+            rows=1,
+            tokens=torch.zeros(1),
         )
         lent.price = None
         lent.pending = torch.tensor([text[-1]])

@@ -23,7 +23,8 @@ from specdec_plugins.choosing import of_either
 from specdec_plugins.lookup import Found, beginnings, chances_of, merged
 from specdec_plugins.track_record import TrackRecord
 
-Numbers = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int64]
+"""Proposals of each row, [B]."""
 
 WORTH = 0.05
 """Tokens that one more slot of a row must bring, in forwards of one slot, to be filled: the chance that it is kept."""
@@ -202,7 +203,7 @@ class Hybrid(Draft):
         """Those of the source that found it."""
         return self._source[row].chances(row)
 
-    def _worth_it(self, context: Context, price: Price, found: Found, few: Numbers) -> tuple[Found, Numbers]:
+    def _worth_it(self, context: Context, price: Price, found: Found, few: Counts) -> tuple[Found, Counts]:
         """What rows take of what was found, and how many proposals of the last source, of at most ``few`` [B] each."""
         drafted = [self._record.chances(row, most) if most else [] for row, most in enumerate(few.tolist())]
         taken, asked = of_either(price, chances_of(self, found), drafted, self._takes)
@@ -214,7 +215,7 @@ class Hybrid(Draft):
     def _forwards(self) -> int:
         return self._rest[0].info().get("draft_forwards", 0)
 
-    def _last(self, context: Context, few: Numbers) -> Window:
+    def _last(self, context: Context, few: Counts) -> Window:
         """The last source's window, with at most ``few`` [B] proposals of each row."""
         self._begun = int(few.max()), self._forwards()
         # Where it stays: a part that the last source has recorded reads it there.

@@ -15,6 +15,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,17 +43,10 @@ VOCABULARY = 8192
 """Tokens that a head knows, unless another number is given."""
 
 
-def _count(text: str) -> int:
-    """A whole number from 1 on."""
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number, 1 or more")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    """A whole number from 0 on."""
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number, 0 or more")
+def _count(text: str, least: int = 1) -> int:
+    """A whole number from ``least`` on."""
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected a whole number, {least} or more")
     return int(text)
 
 
@@ -79,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument("--device", default="auto", help="cuda, cpu (default: %(default)s)")
     export.add_argument("--head", default="trained", help="a head's file, or the shipped one (default: %(default)s)")
     export.add_argument("--out", type=Path, required=True, help="folder, in the form of the speculators package")
+    export.set_defaults(dtype=None)
     for verb in (write, train):
         verb.add_argument("--corpus", type=Path, required=True, help="folder of the text")
         verb.add_argument(
@@ -89,7 +84,10 @@ def parser() -> argparse.ArgumentParser:
         )
     write.add_argument("--shards", type=_count, default=36, help="files of conversations (default: %(default)s)")
     write.add_argument(
-        "--first", type=_seed, default=0, help="number of the first, each one's seed (default: %(default)s)"
+        "--first",
+        type=partial(_count, least=0),
+        default=0,
+        help="number of the first, each one's seed (default: %(default)s)",
     )
     write.add_argument("--rows", type=_count, default=192, help="conversations in a file (default: %(default)s)")
     write.add_argument("--length", type=_count, default=192, help="tokens in a conversation (default: %(default)s)")
@@ -155,7 +153,7 @@ def heads_main(arguments: list[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     try:
         device = pick_device(given.device)
-        dtype = getattr(torch, given.dtype) if given.verb != "export" and given.dtype else None
+        dtype = getattr(torch, given.dtype) if given.dtype else None
         loaded = catalog.load(
             given.target, device, (dtype or torch.bfloat16) if given.verb == "write" else torch.float32
         )
