@@ -71,8 +71,8 @@ class Draft(Interface, ABC):
     be trees; ``looks_up`` says that ``look_up`` answers for a single row, on the host, so that a draft that combines
     others knows at once whether this draft found something; ``extends`` says that ``extend`` goes on behind another
     draft's chains, on the device; ``heeds_price`` says that it knows how likely each proposal is and makes those alone
-    that are worth their slots (``Context.price``), so that no controller need limit their number: chains, all of them
-    certain (``Window.q`` is None), whose ``chances`` it tells if it ``looks_up``; under a policy that is not coupled
+    that are worth their slots (``Context.price``), so that no controller need limit their number: all of them certain
+    (``Window.q`` is None), and chains whose ``chances`` it tells if it ``looks_up``; under a policy that is not coupled
     only drafts that look up get a price; ``learns`` says that ended requests change its proposals until ``forget``.
     ``small_ops`` says that the torch ops of all its methods are small, so that one thread runs them at least as fast as
     several, whose waiting would slow down the target on a CPU (``specdec.threads``); other drafts keep all of torch's

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
@@ -21,7 +20,8 @@ class Price:
     """What the proposals of a step cost, by their number, and what a token is worth, row by row; all in one unit.
 
     ``cost`` float [B · K + 1]: of 0, 1, 2 … proposals of all rows together. ``worth`` float [B]: of a token.
-    ``forward``: what a forward of the draft's own model costs, for all rows together.
+    ``forwards`` float [n + 1]: of 0, 1, 2 … forwards of the draft's own model, for all rows together; more than n cost
+    what n do.
 
     Example: ``Price(np.array([0.0, 1.0, 1.2]), np.array([1.0, 1.0]))``, where a first proposal costs as much as a token
     is worth, and a second one a fifth of that
@@ -29,7 +29,21 @@ class Price:
 
     cost: Numbers
     worth: Numbers
-    forward: float = 0.0
+    forwards: Numbers = field(default_factory=lambda: np.zeros(1))
+
+    def drafting(self, forwards: int) -> float:
+        """What so many forwards of the draft's own model cost.
+
+        Example: ``Price(np.zeros(2), np.ones(1), np.array([0.0, 0.2, 0.3])).drafting(2)`` is 0.3
+        """
+        return float(self.forwards[min(forwards, len(self.forwards) - 1)])
+
+    def behind(self, proposals: int) -> Price:
+        """The price of further proposals, where so many are made already.
+
+        Example: at the price above that of a second proposal, ``behind(1).cost``, is about ``[0, 0.2]``
+        """
+        return replace(self, cost=self.cost[proposals:] - self.cost[proposals])
 
     def counts(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """Of each row's chain the proposals that are worth their slots, chosen for all rows together.
@@ -104,12 +118,12 @@ def allowed_price(price: object, rows: int, most: int, owner: str) -> Price | No
     if (
         not isinstance(price, Price)
         or any(not _numbers(getattr(price, part), size) for part, size in sizes.items())
-        or not (isinstance(price.forward, int | float) and isfinite(price.forward))
+        or not _numbers(price.forwards, max(1, np.size(price.forwards)))
     ):
         raise SpecdecError(
             f"the controller {owner} has the slot_price {price!r}; expected None, or a specdec.lengths.Price of "
             f"numpy's finite numbers: cost [{sizes['cost']}], of 0, 1 … proposals of all rows together, and worth "
-            f"[{rows}], of a token in each of stats.rows, in their order; and forward, a finite number"
+            f"[{rows}], of a token in each of stats.rows, in their order; and forwards, of 0, 1 … of the draft's model"
         )
     return price
 

@@ -30,5 +30,5 @@ class AtAnyPrice(Controller):
     def next_k(self, stats: Stats) -> int:
         """Always K."""
         each = self._dice.choices(self._prices, k=stats.batch * self._k)
-        self.slot_price = Price(np.cumsum([0.0, *each]), np.ones(stats.batch), self._forward)
+        self.slot_price = Price(np.cumsum([0.0, *each]), np.ones(stats.batch), self._forward * np.arange(self._k + 2.0))
         return self._k

@@ -35,7 +35,7 @@ def of_either(
             [draft if drawn else found for drawn, (found, draft, _) in zip(theirs, both, strict=True)]
         )
         asked = [count if drawn else 0 for drawn, count in zip(theirs, counts, strict=True)]
-        gain -= price.forward * takes[max(asked, default=0)]
+        gain -= price.drafting(takes[max(asked, default=0)])
         if gain > most:
             most, chosen = gain, ([count - own for count, own in zip(counts, asked, strict=True)], asked)
     return chosen

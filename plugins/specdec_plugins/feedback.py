@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,19 +14,21 @@ from specdec import Context, Request, SpecdecError, Verdict, Window
 from specdec.arena import LayerShape, Plan
 from specdec.devices import uploaded
 from specdec.interfaces import Env
+from specdec.lengths import Price
 from specdec.runtime import Eager, addresses
+from specdec_plugins.asking import OwnRecord, goes_on
 from specdec_plugins.chain import Chain
 from specdec_plugins.entries import EntryDraft
 from specdec_plugins.growth import Forest, Growth, wanted
 from specdec_plugins.reading import caught_up, of_path
 
 
-def refuse_tree(draft: str, beam: int, depth: int, max_draft: int, least: float) -> None:
+def refuse_tree(draft: str, beam: int, depth: int, max_draft: int, least: float, leaves: int) -> None:
     """SpecdecError, which names the draft, for options of chains and trees that mean nothing."""
-    if beam < 1 or depth < 1 or max_draft < 0 or not 0 <= least < 1:
+    if beam < 1 or depth < 1 or max_draft < 0 or not 0 <= least < 1 or leaves < 0:
         raise SpecdecError(
-            f"{draft} was given beam={beam}, depth={depth}, max_draft={max_draft}, least={least}; "
-            "expected beam and depth 1 or more, max_draft 0 or more, least from 0 to below 1"
+            f"{draft} was given beam={beam}, depth={depth}, max_draft={max_draft}, least={least}, leaves={leaves}; "
+            "expected beam and depth 1 or more, max_draft and leaves 0 or more, least from 0 to below 1"
         )
 
 
@@ -65,17 +68,24 @@ class FeedbackDraft(EntryDraft):
 
     Entry t of its arena is computed from token t + 1 and the target's states t. While drafting, the head uses its own
     estimates; after every step, the entries of accepted tokens are computed again from the target's true states, so
-    committed entries never contain an estimate. ``beam`` 1 drafts a chain, a larger ``beam`` a tree of K nodes. A
-    subclass or its instance says which of the target's states it reads.
+    committed entries never contain an estimate. ``beam`` 1 drafts a chain, a larger ``beam`` a tree of K nodes; with
+    ``leaves`` a chain is a tree too, whose proposals have that many others beside them, which cost the head no forward.
+    A subclass or its instance says which of the target's states it reads.
+
+    With leaves and ``beam`` 1 it heeds a price: it goes as deep as its own chances are worth, and leaves out what is
+    not worth a slot. Not on a GPU, where a step would have to wait for them.
     """
 
-    def __init__(self, env: Env, head: FeedbackHead, max_draft: int, beam: int, depth: int, least: float) -> None:
+    def __init__(
+        self, env: Env, head: FeedbackHead, max_draft: int, beam: int, depth: int, least: float, leaves: int = 0
+    ) -> None:
         super().__init__(env, head.layers, beam * depth)
         self._head, self._vocabulary = head, env.target.vocabulary
         head.reach(self._most_tokens + 2 * self._arena.max_window)
-        self._beam, self._depth, self._most, self._least = beam, depth, max_draft, least
-        self.branches = beam > 1
-        device = env.target.device
+        self._beam, self._depth, self._most, self._least, self._leaves = beam, depth, max_draft, least, leaves
+        device, self._asking = env.target.device, OwnRecord()
+        self.branches = beam > 1 or leaves > 0
+        self.heeds_price = leaves > 0 and beam == 1 and device.type == "cpu"
         self._state = torch.zeros(env.max_rows, head.size, dtype=env.target.dtype, device=device)
         self._prompts: dict[int, Tensor] = {}
         self._asked = 0  # largest depth of the window's proposals
@@ -86,19 +96,26 @@ class FeedbackDraft(EntryDraft):
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """Store the prompt, because an entry needs the token after its hidden state."""
         super().admit(row, request, prompt)
+        self._asking.drop(row)
         self._state[row] = 0
         [self._prompts[row]] = uploaded(self._state.device, np.array([prompt], dtype=np.int64))
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
         """Delete the stored prompt, and what the row lacks."""
         super().release(row, tokens)
+        self._asking.drop(row)
         self._prompts.pop(row, None)
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """Move the entries, the last estimate and the stored prompt with the request."""
         super().move(source, row, request, tokens)
+        self._asking.move(source, row)
         self._prompts[row] = self._prompts.pop(source)
         self._state[row] = self._state[source]
+
+    def forget(self) -> None:
+        """Forget what came of earlier proposals."""
+        self._asking = OwnRecord()
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
         """The entries of a chunk of the prompt, each with the token after its own; no forward of these is counted."""
@@ -114,13 +131,15 @@ class FeedbackDraft(EntryDraft):
 
     def propose(self, context: Context) -> Window:
         """A chain or a tree from the last estimated hidden state."""
+        if self.heeds_price and context.price is not None:
+            return self._worth_it(context, context.price)
         self._begin(context)
         k = int(context.max_proposals_host.max())
         k = min(k, self._most or k)
         self._asked = min(k, self._depth) if self.branches else k
         self._forwards += self.calls(self._asked)
-        steps, grown = self._runtime.steps((self, context.kind, k)), self._tree if self.branches else self.chained
-        return steps.part(grown, context, k, self._bound())
+        steps = self._runtime.steps((self, context.kind, k))
+        return steps.part(self._tree if self.branches else self.chained, context, k, self._bound())
 
     def calls(self, depth: int) -> int:
         """How often the head runs for proposals of this depth; the first one's state is known from ``observe``."""
@@ -139,10 +158,56 @@ class FeedbackDraft(EntryDraft):
         self._arena.committed[rows] -= k - 1
         return chain.window()
 
+    def _worth_it(self, context: Context, price: Price) -> Window:
+        """A tree of what is worth its slots, as deep as a forward is worth what it brings; it may be nothing."""
+        lengths = context.length_host.tolist()
+        given = [min(room, self._most or room) for room in context.max_proposals_host.tolist()]
+        rooms = self._asking.rooms(price, lengths, given, min(self._depth, max(given)))
+        if not any(rooms):
+            return Window.root(context)
+        self._begin(context)
+
+        def worth_a_forward(growth: Growth, depth: int) -> bool:
+            alive = growth.score.gather(1, growth.frontier)[:, 0].exp().tolist()
+            return goes_on(price, depth, [chance if room else 0.0 for chance, room in zip(alive, rooms, strict=True)])
+
+        growth, self._asked = self._leafed(context, min(self._depth, max(rooms)), self._bound(), worth_a_forward)
+        self._forwards += self._asked - 1
+        nodes = growth.score.exp().sort(dim=1, descending=True).values.tolist()
+        believed = self._asking.believed([row[:room] for row, room in zip(nodes, rooms, strict=True)])
+        counts = price.counts(believed)
+        for row, count in enumerate(counts):
+            if rooms[row]:
+                self._asking.told(row, lengths[row], sum(nodes[row][:count]))
+        [limits] = uploaded(context.tokens.device, np.array(counts, dtype=np.int64))
+        return growth.window(replace(context, max_proposals=limits), max(counts), self._least)
+
+    def _leafed(
+        self, context: Context, depth: int, longest: int, further: Callable[[Growth, int], bool]
+    ) -> tuple[Growth, int]:
+        """A chain of the likeliest tokens with others beside each, and its depth: at most ``depth``, and no deeper than
+        ``further`` says."""
+        rows, made = slice(0, context.rows), 1
+        state = self._state[rows]
+        growth = Growth(self._distribution(context, state[:, None], 0)[:, 0], self._head.ids, 1, leaves=self._leaves)
+        while made < depth and further(growth, made):
+            token = growth.paths[:, 0, -1:]
+            window = Window(token, torch.full_like(token, -1), torch.ones_like(token[:, 0]))
+            state = self._entered(window, state[:, None], rows, longest + made - 1)[:, 0]
+            self._arena.committed[rows] += 1
+            growth.expand(self._distribution(context, state[:, None], made, growth.paths))
+            made += 1
+        self._arena.committed[rows] -= made - 1
+        return growth, made
+
     def _tree(self, context: Context, k: int, longest: int) -> Window:
+        if self._beam == 1:
+            grown, _ = self._leafed(context, min(k, self._depth), longest, lambda *_: True)
+            return grown.window(context, k, self._least)
         rows = slice(0, context.rows)
         state = self._state[rows]
-        growth = Growth(self._distribution(context, state[:, None], 0)[:, 0], self._head.ids, self._beam)
+        first = self._distribution(context, state[:, None], 0)[:, 0]
+        growth = Growth(first, self._head.ids, self._beam, leaves=self._leaves)
         forest, states = Forest(), state[:, None].expand(-1, self._beam, -1)
         before = states
         for depth in range(1, min(k, self._depth)):

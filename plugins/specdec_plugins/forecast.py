@@ -110,8 +110,8 @@ class ComeTrue:
     def __init__(self) -> None:
         self._kept = self._told = TRUST
 
-    def seen(self, told: float, kept: bool) -> None:
-        """Add a proposal that was kept or not, and the chance that the draft gave it."""
+    def seen(self, told: float, kept: float) -> None:
+        """Add proposals: how many were kept, and the sum of the chances that the draft gave them."""
         self._kept, self._told = KEEP * self._kept + kept, KEEP * self._told + told
 
     def chance(self, told: float) -> float:

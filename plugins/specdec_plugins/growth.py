@@ -53,18 +53,20 @@ def wanted(
 class Growth:
     """Nodes with the log-probability of their whole path; the likeliest nodes are verified.
 
-    At each depth, each of the ``beam`` likeliest new nodes is expanded into its ``beam`` likeliest children, and
-    the window takes the best of all nodes (EAGLE-2, Li et al. 2406.16858, section 4). With ``widths``, every node of
-    depth i is expanded into ``widths[i]`` children (SpecInfer, Miao et al. 2305.09781, section 3). Nodes are
-    certain: they depend on the context alone, so any policy may judge them, greedy or sampled.
+    At each depth, each of the ``beam`` likeliest new nodes is expanded into its ``beam`` + ``leaves`` likeliest
+    children, and the window takes the best of all nodes (EAGLE-2, Li et al. 2406.16858, section 4). With ``widths``,
+    every node of depth i is expanded into ``widths[i]`` children (SpecInfer, Miao et al. 2305.09781, section 3). Nodes
+    are certain: they depend on the context alone, so any policy may judge them, greedy or sampled.
 
     Letters: B rows, D the draft's vocabulary, N nodes so far, F nodes of the frontier. ``tokens``, ``parents`` (-1:
     the root) and ``score`` are [B, N]; ``frontier`` [B, F] holds the nodes to expand next, and ``paths`` int64
     [B, F, depth] the tokens on the way to each.
     """
 
-    def __init__(self, distribution: Tensor, ids: Tensor | None, beam: int, widths: Sequence[int] = ()) -> None:
-        self._ids, self._beam, self._widths = ids, beam, deque(widths)
+    def __init__(
+        self, distribution: Tensor, ids: Tensor | None, beam: int, widths: Sequence[int] = (), leaves: int = 0
+    ) -> None:
+        self._ids, self._beam, self._children, self._widths = ids, beam, beam + leaves, deque(widths)
         rows = distribution.shape[0]
         none = torch.zeros(rows, 0, dtype=torch.int64, device=distribution.device)
         self.tokens, self.parents, self.score = none, none, none.to(distribution.dtype)
@@ -80,7 +82,7 @@ class Growth:
         self._add(distribution, self.frontier, self.score.gather(1, self.frontier))
 
     def _add(self, distribution: Tensor, parents: Tensor, score: Tensor) -> None:
-        children = min(self._widths.popleft() if self._widths else self._beam, distribution.shape[-1])
+        children = min(self._widths.popleft() if self._widths else self._children, distribution.shape[-1])
         expanded = min(self._beam, distribution.shape[1] * children)
         top = distribution.topk(children, dim=-1)
         found = top.indices if self._ids is None else self._ids[top.indices]

@@ -15,19 +15,20 @@ from specdec.confidence import NO_ESTIMATE
 
 
 def rows_of_either(looked: Window, drafted: Window, theirs: Tensor) -> Window:
-    """Rows of ``drafted`` where ``theirs`` bool [B] is true, else rows of ``looked``, which is certain; both chains."""
+    """Rows of ``drafted`` where ``theirs`` bool [B] is true, else rows of ``looked``, chains that are certain."""
     size = max(looked.tokens.shape[1], drafted.tokens.shape[1])
 
-    def wide(tokens: Tensor) -> Tensor:
-        return F.pad(tokens, (0, size - tokens.shape[1]))
+    def either(one: Tensor, other: Tensor) -> Tensor:
+        one, other = (F.pad(part, (0, size - part.shape[1])) for part in (one, other))
+        return torch.where(theirs[:, None], one, other)
 
-    tokens = torch.where(theirs[:, None], wide(drafted.tokens), wide(looked.tokens))
-    proposed = torch.where(theirs, drafted.width, looked.width) - 1
+    tokens, parents = either(drafted.tokens, looked.tokens), either(drafted.parents, looked.parents)
+    width = torch.where(theirs, drafted.width, looked.width)
     q = None
     if drafted.q is not None:
         q = F.pad(drafted.q, (0, 0, 0, size - 1 - drafted.q.shape[1]))
         q = torch.where(theirs[:, None, None], q, _certain(tokens[:, 1:], q))
-    return Window.chain(tokens[:, 0], tokens[:, 1:], proposed, q, _told(drafted, theirs[:, None], size))
+    return Window(tokens, parents, width, q, _told(drafted, theirs[:, None], size))
 
 
 def continued(window: Window, tokens: Tensor, count: Tensor, room: Tensor) -> Window:

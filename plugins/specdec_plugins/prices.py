@@ -73,9 +73,9 @@ class Prices:
     Where requests may come, a token is worth the time in which the batch emits one, of late. Of a batch to which none
     comes it is worth what it saves until the last row ends (``seconds_of_tokens``). ``verify`` knows the seconds of
     forwards, of widths up to ``most`` + 1, ``rest`` those of the rest of a step, without proposals and with some, and
-    ``drafting``, at 1, those of a forward of the draft's own model: the draft's time of a step over its forwards
-    (``Step.draft_forwards``), not of one after steps without any, which begins with what has waited.
-    ``surcharge``: what a proposal costs beside its time, in forwards of one slot.
+    ``drafting`` those of the draft by the forwards of its model (``Step.draft_forwards``), not of a step after one
+    without any, which begins with what has waited. ``surcharge``: what a proposal costs beside its time, in forwards of
+    one slot.
 
     Source: the price of a unit of a shared resource at which all who pay it together use it best, Everett, Operations
     Research 11 (1963).
@@ -85,7 +85,7 @@ class Prices:
         self._verify, self._rest, self._drafting, self._most, self._surcharge = verify, rest, drafting, most, surcharge
         self._line = Line()
         self._weight, self._tokens, self._slots, self._made = 0.0, 0.0, 0.0, 0.0  # sums over steps of late, a row
-        self._drafted = 0.0  # the forwards of the draft's model in steps of late
+        self._drafted = 0.0  # the seconds of the draft's model in steps of late
         self._rested = True  # whether it had none in the last step
         self._idle = 0  # steps since the last proposals
 
@@ -99,7 +99,7 @@ class Prices:
             self._line.seen(expected / plain - 1, times.target / plain)
         rest, drafting, forwards = times.rest / self._verify.pace, times.draft / self._verify.pace, step.draft_forwards
         if forwards and not (self._rested and self._drafting.at(1)):
-            self._drafting.seen(1, drafting / forwards)
+            self._drafting.seen(forwards, drafting)
         self._rest.seen(made, rest if forwards else rest + drafting)
         self._rested = not forwards
         self._idle = 0 if made else self._idle + 1
@@ -107,7 +107,7 @@ class Prices:
         self._tokens = LATELY * self._tokens + step.emitted / step.rows
         self._slots = LATELY * self._slots + slots
         self._made = LATELY * self._made + made
-        self._drafted = LATELY * self._drafted + forwards
+        self._drafted = LATELY * self._drafted + (self._drafting.at(forwards) if forwards else 0.0)
 
     def of(self, stats: Stats, closed: bool) -> Price:
         """The price of the next step's proposals. ``closed``: no request comes."""
@@ -115,16 +115,16 @@ class Prices:
         proposals = np.arange(rows * self._most + 1)
         each = np.maximum.accumulate([self._forward(1 + count / rows, rows) for count in proposals.tolist()])
         plain, first = float(each[0]), max(0.0, self._rest.at(1) - self._rest.at(0))
-        forward = self._drafting.at(1)
+        forwards = np.maximum.accumulate([0.0, *(self._drafting.at(count) for count in range(1, self._most + 2))])
         cost = each - plain + self._surcharge * plain * proposals
         cost[1:] += first * LATELY**self._idle
         if closed:
             worth = self._saved(stats, plain, float(cost[self._most]) / self._most)
         else:
             step = self._forward(self._of_late(self._slots, 1.0), rows) + self._rest.at(0)
-            step += first * self._of_late(self._made, 0.0) + forward * self._of_late(self._drafted, 0.0)
+            step += first * self._of_late(self._made, 0.0) + self._of_late(self._drafted, 0.0)
             worth = [step / self._of_late(self._tokens, 1.0) / rows] * rows
-        return Price(cost, np.array(worth), forward)
+        return Price(cost, np.array(worth), forwards)
 
     def _forward(self, width: float, rows: int) -> float:
         """Seconds of a forward, as the run's own show them: of each width, or of several rows of any mean width."""

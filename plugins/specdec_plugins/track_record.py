@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from specdec_plugins.forecast import Chances
 
@@ -11,6 +12,11 @@ KEEP_OF_ALL, KEEP_OWN = 0.98, 0.92
 
 KEEP_UNASKED = 0.97
 """What a step in which a row's draft was not asked leaves of them: a text that was hard for it may have become easy."""
+
+
+UNASKED = 64
+"""Steps without any question after which it counts as a draft of which nothing is known: one that has failed in every
+text so far would else never be asked again."""
 
 
 class TrackRecord:
@@ -23,7 +29,7 @@ class TrackRecord:
 
         record = TrackRecord()
         record.asked(0, 10, 2)  # two proposals behind ten tokens of row 0
-        record.seen(0, 12)  # one of them was kept, and one token drawn
+        record.seen([12])  # one of them was kept, and one token drawn
         record.chances(0, 2)
     """
 
@@ -31,6 +37,7 @@ class TrackRecord:
         self._all = Chances(keep=KEEP_OF_ALL)
         self._own = defaultdict[int, Chances](lambda: Chances(keep=KEEP_OWN))
         self._asked: dict[int, tuple[int, int]] = {}
+        self._unasked = 0  # steps since the last question
 
     def drop(self, row: int) -> None:
         """Another text is in the row, or none."""
@@ -47,14 +54,19 @@ class TrackRecord:
 
     def chances(self, row: int, most: int) -> list[float]:
         """Of ``most`` proposals of the row, the chance of each that it is kept with all before it."""
-        return self._all.reached(most, self._own[row])
+        return Chances().reached(most) if self._unasked > UNASKED else self._all.reached(most, self._own[row])
 
     def asked(self, row: int, length: int, proposals: int) -> None:
         """So many proposals are made behind ``length`` tokens of the row."""
-        self._asked[row] = length, proposals
+        self._asked[row], self._unasked = (length, proposals), 0
 
-    def seen(self, row: int, length: int) -> None:
-        """The row has ``length`` tokens now; to be called once a step, before ``asked``."""
+    def seen(self, lengths: Sequence[int]) -> None:
+        """The rows have so many tokens now; to be called once a step, before ``asked``."""
+        self._unasked += 1
+        for row, length in enumerate(lengths):
+            self._judge(row, length)
+
+    def _judge(self, row: int, length: int) -> None:
         own = self._own[row]
         if row not in self._asked:
             own.faded(KEEP_UNASKED)

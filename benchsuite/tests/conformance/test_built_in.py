@@ -115,6 +115,16 @@ TestEagle3Tree = slow(
     conformance.draft(f"eagle3(head={EAGLE3_HEAD!r}, beam=2, depth=3)", trees=True, hidden=True, k=6),
     *(FAKE, FOLLOWS, SAME, REPLAYED, SAMPLED),
 )
+TestEagle3Leaves = slow(
+    conformance.draft(f"eagle3(head={EAGLE3_HEAD!r}, leaves=2, depth=3)", trees=True, hidden=True, k=6),
+    *(FAKE, FOLLOWS, SAME, REPLAYED, SAMPLED),
+)
+TestHybridWithLeaves = slow(
+    conformance.draft(
+        f"hybrid(sources='ngram(n_min=1), eagle3(head={EAGLE3_HEAD}, leaves=2)')", trees=True, hidden=True, k=6
+    ),
+    *(FAKE, FOLLOWS, SAME, REPLAYED, SAMPLED),
+)
 TestDFlash = slow(
     conformance.draft(f"dflash(head={recorded_head('dflash/windows')!r})", sampled=True, hidden=True, k=3),
     *OF_MODELS,

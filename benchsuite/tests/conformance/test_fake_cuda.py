@@ -46,6 +46,7 @@ DRAFTS = (
     *("ngram", "ngram(branches=2)", "suffix", "suffix(branches=2)", "garbage", "oracle(0.8)", "draft_model"),
     *("tree(beam=2, depth=2)", "medusa", "medusa(head_init=trained, beam=2)", "eagle", "eagle(head=trained)"),
     *("eagle(head=trained, beam=2, depth=2)", "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup')"),
+    *("eagle(head=trained, leaves=2)", "hybrid(sources='suffix, ngram, eagle(head=trained, leaves=2)')"),
     f"eagle3(head={EAGLE3_HEAD!r})",
     f"eagle3(head={EAGLE3_HEAD!r}, layers=1-0, beam=2, depth=2)",
     f"dflash(head={recorded_head('dflash/windows')!r}, max_draft=3)",

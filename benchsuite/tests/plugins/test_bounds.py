@@ -109,14 +109,14 @@ DRAFTS = {
         "least from 0 to below 1",
     ),
     "eagle": (
-        ("beam=1, depth=1, max_draft=0, least=0", "beam=9, depth=9, max_draft=9, least=0.999"),
+        ("beam=1, depth=1, max_draft=0, least=0, leaves=0", "beam=9, depth=9, max_draft=9, least=0.999, leaves=9"),
         (
-            *("beam=0, depth=1, max_draft=0, least=0", "beam=1, depth=0, max_draft=0, least=0"),
-            *("beam=1, depth=1, max_draft=-1, least=0", "beam=1, depth=1, max_draft=0, least=-0.1"),
-            "beam=1, depth=1, max_draft=0, least=1",
+            *("beam=0, depth=1, max_draft=0, least=0, leaves=0", "beam=1, depth=0, max_draft=0, least=0, leaves=0"),
+            *("beam=1, depth=1, max_draft=-1, least=0, leaves=0", "beam=1, depth=1, max_draft=0, least=-0.1, leaves=0"),
+            *("beam=1, depth=1, max_draft=0, least=1, leaves=0", "beam=1, depth=1, max_draft=0, least=0, leaves=-1"),
         ),
-        "eagle was given beam={beam}, depth={depth}, max_draft={max_draft}, least={least}; expected beam and depth 1 "
-        "or more, max_draft 0 or more, least from 0 to below 1",
+        "eagle was given beam={beam}, depth={depth}, max_draft={max_draft}, least={least}, leaves={leaves}; expected "
+        "beam and depth 1 or more, max_draft and leaves 0 or more, least from 0 to below 1",
     ),
     "tree": (
         ("beam=1, depth=1, least=0", "beam=3, depth=3, least=0.999"),
@@ -202,10 +202,11 @@ def test_a_drafts_options_have_these_ends(name: str, assemble: Make) -> None:
             (
                 f"hybrid(sources={sources!r})",
                 f"hybrid cannot combine {sources!r}: expected lookups (suffix, ngram) and at most one other draft, as "
-                "the last, all of them chains unless merge=True",
+                "the last; unless merge=True lookups must be chains, and with extend=True all drafts",
             )
-            for sources in ("garbage, ngram", "garbage, garbage", "suffix, ngram(branches=2)", "ngram, tree")
+            for sources in ("garbage, ngram", "garbage, garbage", "suffix, ngram(branches=2)")
         ),
+        ("hybrid(sources='ngram, tree', extend=True)", "hybrid cannot combine 'ngram, tree': expected lookups"),
         (
             "oracle(0.5, length=2)",
             "the acceptance is given by rate and length; expected one of rate, length, rates, histogram, each of which "

@@ -206,7 +206,9 @@ def test_a_rate_of_a_coin_itself_is_wrong_there(assemble: Make, monkeypatch: pyt
         assert engine.stats.acceptance_rate == accepted
 
 
-def node_scores(chances: dict[tuple[int, ...], list[float]], beam: int, widths: list[int], depth: int) -> Any:
+def node_scores(
+    chances: dict[tuple[int, ...], list[float]], beam: int, widths: list[int], depth: int, leaves: int
+) -> Any:
     """Paths of nodes in the order in which they are made, each with its score, by the rule of ``Growth``."""
     made: list[tuple[tuple[int, ...], float]] = []
     frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
@@ -215,7 +217,7 @@ def node_scores(chances: dict[tuple[int, ...], list[float]], beam: int, widths: 
         for path, score in frontier:
             logs = [math.log(chance) for chance in chances[path]]
             best = sorted(range(len(logs)), key=lambda token: -logs[token])
-            children = min(widths[level] if level < len(widths) else beam, len(logs))
+            children = min(widths[level] if level < len(widths) else beam + leaves, len(logs))
             new += [((*path, token), score + logs[token] - STEP) for token in best[:children]]
         made += new
         kept = sorted(range(len(new)), key=lambda i: -new[i][1])[: min(beam, len(new))]
@@ -227,13 +229,14 @@ def node_scores(chances: dict[tuple[int, ...], list[float]], beam: int, widths: 
 @given(
     st.integers(0, 10_000),
     st.sampled_from([(1, []), (2, []), (3, []), (4, [2, 2]), (6, [1, 3, 2])]),
+    st.integers(0, 2),
     st.integers(1, 3),
     st.integers(1, 12),
     st.sampled_from([0.0, 0.02, 0.3]),
     st.booleans(),
 )
 def test_a_tree_has_the_likeliest_nodes_that_growing_made(
-    seed: int, shape: tuple[int, list[int]], depth: int, most: int, least: float, reduced: bool
+    seed: int, shape: tuple[int, list[int]], leaves: int, depth: int, most: int, least: float, reduced: bool
 ) -> None:
     """Beside the rule of the class over lists: nodes, parents, how many, in which order, and what is left out."""
     (beam, widths), coins = shape, random.Random(seed)
@@ -247,7 +250,7 @@ def test_a_tree_has_the_likeliest_nodes_that_growing_made(
             return self[path]
 
     chances = Lazy()
-    nodes = node_scores(chances, beam, widths, depth)
+    nodes = node_scores(chances, beam, widths, depth, leaves)
     named = (lambda token: int(ids[token])) if ids is not None else int
     back = {named(token): token for token in range(vocabulary)}
 
@@ -255,7 +258,7 @@ def test_a_tree_has_the_likeliest_nodes_that_growing_made(
         found = [chances[tuple(back[token] for token in path)] for path in paths]
         return torch.tensor([found], dtype=torch.float64).log()
 
-    growth = Growth(after([[]])[:, 0], ids, beam, widths)
+    growth = Growth(after([[]])[:, 0], ids, beam, widths, leaves)
     for _ in range(1, depth):
         growth.expand(after(growth.paths[0].tolist()))
     likely = [i for i, (_, score) in enumerate(nodes) if least == 0 or score > math.log(least)]

@@ -309,6 +309,7 @@ FAULTS = (
 TEXTS = (
     *("draft_model", "tree(beam=2, depth=3)", "tree(widths=2-1-2)", "eagle(head={eagle!r})"),
     *("hybrid(sources='ngram(n_min=1), draft_model')", "eagle(head={eagle!r}, beam=2, depth=3)"),
+    *("eagle(head={eagle!r}, leaves=2)", "hybrid(sources='ngram(n_min=1), eagle(head={eagle}, leaves=2)')"),
     *("hybrid(sources='ngram(n_min=1), eagle(head={eagle})')", "eagle_lite(reset=False)", "medusa(num_heads=3)"),
     *("hybrid(sources='ngram(n_min=1, branches=2), draft_model', merge=True, model_k=2, slots=4)",),
     *("hybrid(sources='ngram(n_min=1), tree(beam=2, depth=2)', merge=True, model_k=2, slots=4)",),

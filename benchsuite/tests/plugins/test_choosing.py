@@ -35,7 +35,7 @@ def test_no_other_choice_of_sources_and_counts_brings_more(
     rows: list[tuple[list[float], list[float], float]], slot: float, forward: float, takes: list[int]
 ) -> None:
     """Beside every choice of one or two rows, where each slot costs the same."""
-    price = Price(slot * np.arange(7.0), np.array([worth for *_, worth in rows]), forward)
+    price = Price(slot * np.arange(7.0), np.array([worth for *_, worth in rows]), forward * np.arange(4.0))
 
     def value(looked: Sequence[int], drafted: Sequence[int]) -> float:
         brings = sum(
@@ -60,7 +60,7 @@ def test_with_a_model_no_less_is_brought_than_without_it(
     rows: list[tuple[list[float], list[float]]], each: list[float]
 ) -> None:
     """Also where slots begin passes and fill them."""
-    price = Price(np.cumsum([0.0, *each]), np.ones(len(rows)), 0.1)
+    price = Price(np.cumsum([0.0, *each]), np.ones(len(rows)), 0.1 * np.arange(4.0))
     looked, drafted = ([row[source] for row in rows] for source in (0, 1))
     mine, theirs = of_either(price, looked, drafted, [0, 1, 2, 3])
     assert all(not own or not other for own, other in zip(mine, theirs, strict=True))
@@ -73,9 +73,9 @@ def test_a_row_that_the_model_served_well_is_told_apart_from_all_rows() -> None:
     """By hand: of two rows one keeps all proposals, the other none; the texts that follow them expect the mean."""
     record = TrackRecord()
     for step in range(40):
-        for row, kept in ((0, 2), (1, 0)):
-            length = 10 + step * (kept + 1)
-            record.seen(row, length)
+        lengths = [10 + step * 3, 10 + step]
+        record.seen(lengths)
+        for row, length in enumerate(lengths):
             record.asked(row, length, 2)
     well, ill = (record.chances(row, 2) for row in (0, 1))
     assert well[0] > 0.85
@@ -89,14 +89,14 @@ def test_a_row_that_the_model_served_well_is_told_apart_from_all_rows() -> None:
 def test_a_row_whose_model_is_not_asked_expects_what_all_rows_show() -> None:
     record = TrackRecord()
     for step in range(40):
-        for row in (0, 1):
-            length = 10 + step * (2 - row)
-            record.seen(row, length)
+        lengths = [10 + step * 2, 10 + step]
+        record.seen(lengths)
+        for row, length in enumerate(lengths):
             record.asked(row, length, 1)
     before = record.chances(1, 1)[0]
-    record.seen(1, 200)
-    for _ in range(200):
-        record.seen(1, 200)
+    for step in range(200):
+        record.seen([90 + 2 * step, 200])
+        record.asked(0, 90 + 2 * step, 1)
     assert before < 0.2 < 0.4 < record.chances(1, 1)[0]
 
 

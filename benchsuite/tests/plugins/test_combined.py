@@ -176,7 +176,11 @@ def test_a_hybrids_model_has_room_for_its_own_most_and_the_lookups_for_all() -> 
     assert asked.max_proposals.tolist() == asked.max_proposals_host.tolist() == [0, 2, 1]
     assert window.width.tolist() == [5, 3, 2]
     assert [window.tokens[row, 1 : int(window.width[row])].tolist() for row in range(3)] == [[1, 2, 3, 4], [7, 8], [6]]
-    assert window.parents.tolist() == [[-1, 0, 1, 2, 3]] * 3
+    assert [window.parents[row, : int(window.width[row])].tolist() for row in range(3)] == [
+        [-1, 0, 1, 2, 3],
+        [-1, 0, 1],
+        [-1, 0],
+    ]
     default = Noting(finds=[[7]] * 3)
     hybrid_of(Noting(finds=[[], [], []], looks_up=True), default).propose(rows_with([9, 4, 5]))
     assert default.calls[0][1].max_proposals.tolist() == [4, 4, 4]

@@ -17,15 +17,17 @@ OPTIONS = {
         "draft_model": "model=None, layers=None, vocabulary='same'",
         "dspark": "head='', layers='', ids='', window='', embedding='', inside='', first='', max_draft=0, "
         "weights='float'",
-        "eagle": "head='lite', alpha=0.5, max_draft=0, reset=True, beam=1, depth=5, least=0.0, weights='float'",
+        "eagle": "head='lite', alpha=0.5, max_draft=0, reset=True, beam=1, depth=5, least=0.0, leaves=0, "
+        "weights='float'",
         "eagle3": "head='', layers='', states='', ids='', window='', embedding='', pickle=False, max_draft=0, "
-        "beam=1, depth=5, least=0.0, weights='float'",
+        "beam=1, depth=5, least=0.0, leaves=0, weights='float'",
         "flashspec_drafter": "drafter='flashspec.engine:NgramDrafter', settings='{}'",
         "garbage": "none",
         "hybrid": "sources='suffix, ngram', model_k=4, extend=False, merge=False, slots=0",
         "medusa": "num_heads=None, head_init='tie', temperature=1.0, top_p=1.0, beam=1, least=0.0, head='', "
         "final='', pickle=False",
-        "mtp": "head='target', states='', final='', order='', embedding='', max_draft=0, beam=1, depth=5, least=0.0",
+        "mtp": "head='target', states='', final='', order='', embedding='', max_draft=0, beam=1, depth=5, least=0.0, "
+        "leaves=0",
         "ngram": "n_max=4, n_min=2, branches=1",
         "oracle": "rate=None, cost='', length=None, rates='', histogram=''",
         "peagle": "head='', layers='', ids='', window='', embedding='', mask='', max_draft=0, weights='float'",

@@ -96,6 +96,7 @@ def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, ass
             *("tree(widths=2-2-1)", "medusa(num_heads=6)", "medusa(beam=3)", "eagle", "eagle(head={eagle!r})"),
             *(
                 "eagle(head={eagle!r}, beam=3, depth=3)",
+                "eagle(head={eagle!r}, leaves=2, depth=3)",
                 "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup', {three})",
             ),
         ],

@@ -85,10 +85,10 @@ def drawn_as_due(window: Window, context: Context, due: Callable[[list[int], lis
 class TableFeedback(FeedbackDraft):
     """Each proposal is drawn from the table's distribution after the row's text and its predecessors."""
 
-    needs_hidden, nodes = True, 1
+    needs_hidden, nodes, leaves = True, 1, 0
 
     def __init__(self, table: Table, shape: Shape, certain: bool) -> None:
-        super().__init__(table_env(table, shape), TableHead(table, len(table(()))), 0, self.nodes, 2, 0.0)
+        super().__init__(table_env(table, shape), TableHead(table, len(table(()))), 0, self.nodes, 2, 0.0, self.leaves)
         self._rule = table
 
     def propose(self, context: Context) -> Window:
@@ -99,6 +99,12 @@ class TableTree(TableFeedback):
     """The same, drafting trees, whose nodes are certain."""
 
     nodes = 2
+
+
+class TableLeaves(TableFeedback):
+    """The same, drafting a chain with another token beside each of its proposals."""
+
+    leaves = 1
 
 
 class TableMasks(Peagle):
@@ -177,6 +183,8 @@ def _now_and_then(row: RowStats) -> int:
         [
             ("rejection", 2, TableFeedback, _now_and_then),
             ("tree_rejection", 4, TableTree, None),
+            ("tree_rejection", 4, TableLeaves, None),
+            ("tree_rejection", 4, TableLeaves, _now_and_then),
             ("rejection", 2, TableMasks, None),
             ("rejection", 2, TableBlocks, None),
             ("rejection", 2, TableMasks, _now_and_then),

@@ -83,6 +83,16 @@ def test_rows_of_two_chains_become_one_window_in_which_what_was_looked_up_is_cer
     assert told.tolist() == [[-1] * (3 + wider), [*sure_of[1].tolist(), *[-1] * wider]]
 
 
+def test_a_row_of_a_tree_beside_one_that_was_looked_up_is_the_same_tree() -> None:
+    """Wider and narrower than the chain beside it; the slots behind a row's last are nobody's."""
+    tree = Window(torch.tensor([[0, 3, 4, 5]] * 2), torch.tensor([[-1, 0, 0, 1]] * 2), torch.tensor([1, 4]))
+    for most in (1, 5):
+        either = rows_of_either(chains([[0, *range(1, 1 + most)]] * 2, [most, 0]), tree, torch.tensor([False, True]))
+        assert either.width.tolist() == [1 + most, 4]
+        assert either.parents[0, : 1 + most].tolist() == [*range(-1, most)]
+        assert (either.tokens[1, :4].tolist(), either.parents[1, :4].tolist()) == ([0, 3, 4, 5], [-1, 0, 0, 1])
+
+
 @pytest.mark.parametrize("size", [1, 3, 6])
 def test_what_goes_on_begins_behind_each_rows_last_proposal_and_is_certain(size: int) -> None:
     """Rows of two, one, no and three proposals, in a window wider or narrower than what comes of it."""
@@ -305,7 +315,7 @@ def test_a_window_is_filled_while_a_slot_brings_more_than_it_costs(seconds: list
         ("hybrid(sources=suffix, extend=True)", "match", "'suffix', none of which goes on behind another's proposals"),
         ("hybrid(merge=True, slots=3)", "rejection", "proposes trees and the policy Rejection reads chains only"),
         ("hybrid(merge=True, slots=3)", "block", "proposes trees and the policy Block reads chains only"),
-        ("hybrid(sources='draft_model, ngram', merge=True)", "match", "all of them chains unless merge=True"),
+        ("hybrid(sources='draft_model, ngram', merge=True)", "match", "at most one other draft, as the last"),
     ],
 )
 def test_what_cannot_be_combined_is_refused_by_name(text: str, policy: str, says: str, assemble: Make) -> None:

@@ -408,23 +408,23 @@ def _booked(stats: Stats, now: float, rows: int, target: float, host: float, pro
     return book_step(stats, now, (0.0, 0.0, 0.0, 0.0, target, host, 0.0, 0.0, 0.0, 0.0), each, 1 + proposed)
 
 
-def test_a_forward_of_the_draft_costs_its_share_of_the_drafts_time_and_makes_tokens_dearer() -> None:
-    """By hand: steps of one second and 0.3 of three forwards, after one in which what waited took a second more; two
-    tokens each."""
+def test_forwards_of_the_draft_cost_what_so_many_took_and_make_tokens_dearer() -> None:
+    """By hand: steps of one second and of drafting by one forward or by three, after one in which what waited took a
+    second more; two tokens each."""
     stats = Stats(Stopwatch(torch.device("cpu")), heeds_price=True)
     controller, now = _priced(stats, lambda width, rows: 1.0, 1), 0.0
-    for drafting, forwards in ((0.0, 0), (1.3, 4), (0.0, 0), (1.3, 4), *[(0.3, 3)] * 60):
+    for drafting, forwards in ((0.0, 0), (1.3, 4), (0.0, 0), (1.3, 4), *[(0.2, 1)] * 9, *[(0.3, 3)] * 60):
         controller.next_k(stats)
         parts = (0.0, 0.0, 0.0, drafting, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         now = book_step(stats, now, parts, [RowStep(3, 3, 1, 2)], 4, forwards)
     price = controller.slot_price
     assert price is not None
-    assert price.forward == pytest.approx(0.1)
+    assert [price.drafting(count) for count in (0, 1, 2, 3)] == pytest.approx([0.0, 0.2, 0.25, 0.3])
     assert price.worth == pytest.approx([1.3 / 2], rel=0.02)
     controller.forget()
     controller.next_k(stats := Stats(Stopwatch(torch.device("cpu")), 1, (20,), rows=stats.rows, heeds_price=True))
     assert controller.slot_price is not None
-    assert controller.slot_price.forward == 0.0, "another text's"
+    assert controller.slot_price.drafting(3) == 0.0, "another text's"
 
 
 @pytest.mark.parametrize(("free", "length"), [(True, 100), (False, 180)])

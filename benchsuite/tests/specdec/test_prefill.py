@@ -97,6 +97,7 @@ DRAFTS = {
     "eagle_lite": "eagle(head=lite)",
     "eagle": "eagle(head={eagle!r})",
     "eagle tree": "eagle(head={eagle!r}, beam=2, depth=2)",
+    "eagle leaves": "eagle(head={eagle!r}, leaves=2)",
     "medusa": "medusa(head_init=tie)",
     "trained medusa": "medusa(num_heads=2, head_init={medusa!r})",
     "hybrid": "hybrid(sources='ngram(n_min=1), eagle(head={eagle})')",

@@ -30,6 +30,7 @@ DRAFTS = (
     *("ngram", "ngram(branches=2)", "suffix", "garbage", "oracle(0.8)", "draft_model", "tree(beam=2, depth=2)"),
     *("medusa", "medusa(head_init=random, beam=2)", "eagle", "hybrid(sources='suffix, ngram, eagle')"),
     *("medusa(num_heads=3, head_init={medusa!r})", "eagle(head={eagle!r})", "eagle(head={eagle!r}, beam=2, depth=2)"),
+    *("eagle(head={eagle!r}, leaves=2)", "hybrid(sources='ngram(n_min=1), eagle(head={eagle}, leaves=2)')"),
     *("hybrid(sources='ngram(n_min=1), eagle(head={eagle})')", "hybrid(sources='ngram, draft_model')"),
     *(f"eagle3(head={EAGLE3_HEAD!r})", f"eagle3(head={EAGLE3_HEAD!r}, layers=1-0, beam=2, depth=2)"),
 )

@@ -110,7 +110,7 @@ NOT_DRAWN = {
     **dict.fromkeys(("dflash", "dspark", "eagle3", "mtp", "peagle"), "of a published head: recordings have those"),
     **{
         f"eagle.{option}": "of a trained head, which is a file"
-        for option in ("head", "beam", "depth", "least", "weights")
+        for option in ("head", "beam", "depth", "least", "leaves", "weights")
     },
     **{
         f"oracle.{option}": "it must fit K, which is drawn apart: a rate is the same coins"

@@ -56,9 +56,17 @@ class Eagle(FeedbackDraft):
     needs_hidden = True
 
     def __init__(
-        self, env: Env, head: str, max_draft: int, beam: int, depth: int, least: float, bits: int | None = None
+        self,
+        env: Env,
+        head: str,
+        max_draft: int,
+        beam: int,
+        depth: int,
+        least: float,
+        leaves: int,
+        bits: int | None = None,
     ) -> None:
-        super().__init__(env, TrainedEagle(env, head, bits), max_draft, beam, depth, least)
+        super().__init__(env, TrainedEagle(env, head, bits), max_draft, beam, depth, least, leaves)
 
 
 def eagle(
@@ -70,6 +78,7 @@ def eagle(
     beam: Annotated[int, "trained: nodes expanded at each depth; 1 drafts a chain, more a tree"] = 1,
     depth: Annotated[int, "trained: deepest proposals of a tree"] = 5,
     least: Annotated[float, "trained: smallest probability, by the head, of a tree's node"] = 0.0,
+    leaves: Annotated[int, "trained: other tokens beside each proposal, which cost no forward of the head"] = 0,
     weights: Annotated[str, "trained: float as stored, or matrices and vocabulary rounded to int8 or int4"] = "float",
 ) -> Draft:
     """Predicts the target's next hidden states; the target's own head reads tokens from them.
@@ -81,10 +90,10 @@ def eagle(
 
     Example: ``eagle(head=trained, beam=4)`` with K = 16 verifies trees of 16 nodes.
     """
-    refuse_tree("eagle", beam, depth, max_draft, least)
+    refuse_tree("eagle", beam, depth, max_draft, least, leaves)
     if head == "lite":
         return EagleLite(env, alpha, max_draft, reset)
-    return Eagle(env, head, max_draft, beam, depth, least, bits_named(weights))
+    return Eagle(env, head, max_draft, beam, depth, least, leaves, bits_named(weights))
 
 
 @hookimpl

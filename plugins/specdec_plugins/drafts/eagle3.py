@@ -92,12 +92,13 @@ class Eagle3(FeedbackDraft):
         beam: int,
         depth: int,
         least: float,
+        leaves: int,
         bits: int | None = None,
     ) -> None:
         layers = found.reading.layers
         assert layers is not None
         self.hidden_layers = tuple(sorted(layers))
-        super().__init__(env, PublishedEagle3(env, found.head, layers, bits), max_draft, beam, depth, least)
+        super().__init__(env, PublishedEagle3(env, found.head, layers, bits), max_draft, beam, depth, least, leaves)
 
 
 def eagle3(
@@ -113,6 +114,7 @@ def eagle3(
     beam: Annotated[int, "nodes expanded at each depth; 1 drafts a chain, more a tree"] = 1,
     depth: Annotated[int, "deepest proposals of a tree"] = 5,
     least: Annotated[float, "smallest probability, by the head, of a tree's node"] = 0.0,
+    leaves: Annotated[int, "other tokens beside each proposal, which cost no forward of the head"] = 0,
     weights: WeightsText = "float",
 ) -> Draft:
     """Drafts with a published EAGLE-3 head, which fuses states of several of the target's layers.
@@ -124,10 +126,10 @@ def eagle3(
 
     Example: ``eagle3(head='path/to/head', beam=4)`` with K = 16 verifies trees of 16 nodes.
     """
-    refuse_tree("eagle3", beam, depth, max_draft, least)
+    refuse_tree("eagle3", beam, depth, max_draft, least, leaves)
     reading = Reading.of(layers=layers, states=states, ids=ids, window=window, embedding=embedding)
     found = read_for(FORM, head, env.target, reading, pickle)
-    return Eagle3(env, found, max_draft, beam, depth, least, bits_named(weights))
+    return Eagle3(env, found, max_draft, beam, depth, least, leaves, bits_named(weights))
 
 
 @hookimpl

@@ -62,10 +62,11 @@ class Hybrid(Draft):
             raise SpecdecError("hybrid has no sources; name some drafts, for example 'suffix, ngram'")
         self._lookups = [draft for draft in drafts if draft.looks_up]
         self._rest = [draft for draft in drafts if not draft.looks_up]
-        if self._rest not in ([], drafts[-1:]) or (not merge and any(draft.branches for draft in drafts)):
+        chains = () if merge else drafts if extend else self._lookups
+        if self._rest not in ([], drafts[-1:]) or any(draft.branches for draft in chains):
             raise SpecdecError(
-                f"hybrid cannot combine {sources!r}: expected lookups (suffix, ngram) and at most one other draft, "
-                "as the last, all of them chains unless merge=True"
+                f"hybrid cannot combine {sources!r}: expected lookups (suffix, ngram) and at most one other draft, as "
+                "the last; unless merge=True lookups must be chains, and with extend=True all drafts"
             )
         if model_k < 1:
             raise SpecdecError(f"model_k is {model_k}; expected 1 or more")
@@ -90,7 +91,8 @@ class Hybrid(Draft):
         self._begun: tuple[int, int] | None = None  # this depth in the step that runs, and its forwards before
         self.looks_up = not self._rest and not extend
         self.heeds_price = not merge and not extend and all(draft.heeds_price for draft in self._lookups)
-        self.branches = merge
+        self.branches = merge or any(draft.branches for draft in self._rest)
+        self._spends = any(draft.heeds_price for draft in self._rest)  # the last source knows its chances better
         self._taps, self._asked = Taps.of(drafts), [Taps.of([draft]) for draft in drafts]
         self.needs_hidden, self.hidden_layers = self._taps.final, self._taps.layers
         self.needs_logits = any(draft.needs_logits for draft in drafts)
@@ -175,13 +177,12 @@ class Hybrid(Draft):
         found: Found = [self.look_up(context, row) for row in range(context.rows)]
         few = context.max_proposals_host.clip(max=self._model_k if self._rest else 0)
         if self.heeds_price and self._rest:
-            for row, length in enumerate(context.length_host.tolist()):
-                self._record.seen(row, length)
+            self._record.seen(context.length_host.tolist())
         if self.heeds_price and context.price is not None:
             found, few = self._worth_it(context, context.price, found, few)
         elif not self._merge:
             few = np.where([bool(paths) for paths in found], 0, few)
-        drafted = self._last(context, few) if few.any() else None
+        drafted = self._last(context, few, sum(len(path) for paths in found for path in paths)) if few.any() else None
         window = self._merged(context, found, drafted) if self._merge else self._chained(context, found, drafted)
         return self._extended(context, window, found, drafted is not None) if self._extender else window
 
@@ -207,21 +208,24 @@ class Hybrid(Draft):
         """What rows take of what was found, and how many proposals of the last source, of at most ``few`` [B] each."""
         drafted = [self._record.chances(row, most) if most else [] for row, most in enumerate(few.tolist())]
         taken, asked = of_either(price, chances_of(self, found), drafted, self._takes)
-        for row, count in enumerate(asked):
+        made = [len(chain) if count and self._spends else count for chain, count in zip(drafted, asked, strict=True)]
+        for row, count in enumerate(made):
             if count:
                 self._record.asked(row, int(context.length_host[row]), count)
-        return beginnings(found, taken), np.array(asked)
+        rooms = context.max_proposals_host if self._spends else np.array(asked)
+        return beginnings(found, taken), np.where(np.array(asked) > 0, rooms, 0)
 
     def _forwards(self) -> int:
         return self._rest[0].info().get("draft_forwards", 0)
 
-    def _last(self, context: Context, few: Counts) -> Window:
-        """The last source's window, with at most ``few`` [B] proposals of each row."""
-        self._begun = int(few.max()), self._forwards()
+    def _last(self, context: Context, few: Counts, looked: int) -> Window:
+        """The last source's window, with at most ``few`` [B] proposals of each row, behind ``looked`` of other rows."""
+        self._begun = None if self._spends else (int(few.max()), self._forwards())
+        price = context.price.behind(looked) if context.price and self._spends else None
         # Where it stays: a part that the last source has recorded reads it there.
         [most] = uploaded(context.tokens.device, few)
         stays = self._few[: context.rows].copy_(most)
-        return self._rest[0].propose(replace(context, max_proposals=stays, max_proposals_host=few, price=None))
+        return self._rest[0].propose(replace(context, max_proposals=stays, max_proposals_host=few, price=price))
 
     def _chained(self, context: Context, found: Found, drafted: Window | None) -> Window:
         """The lookups' first chains, and the last source's for the rows that have none."""

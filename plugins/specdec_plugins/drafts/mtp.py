@@ -70,12 +70,12 @@ class Mtp(FeedbackDraft):
     """A module for multi-token prediction that drafts token after token (DeepSeek-V3, 2412.19437)."""
 
     def __init__(
-        self, env: Env, head: str, reading: Reading, max_draft: int, beam: int, depth: int, least: float
+        self, env: Env, head: str, reading: Reading, max_draft: int, beam: int, depth: int, least: float, leaves: int
     ) -> None:
         found = read_for(FORM, _folder(env) if head == "target" else head, env.target, reading)
         steps, before = MtpSteps(env.target, found.head), found.reading.final == "before"
         self.needs_hidden, self.hidden_layers = not before, (len(env.target.layers) - 1,) if before else ()
-        super().__init__(env, steps, max_draft, beam, depth, least)
+        super().__init__(env, steps, max_draft, beam, depth, least, leaves)
         self.small_ops = steps.own_threads
 
 
@@ -97,6 +97,7 @@ def mtp(
     beam: Annotated[int, "nodes expanded at each depth; 1 drafts a chain, more a tree"] = 1,
     depth: Annotated[int, "deepest proposals of a tree"] = 5,
     least: Annotated[float, "smallest probability, by the module, of a tree's node"] = 0.0,
+    leaves: Annotated[int, "other tokens beside each proposal, which cost no forward of the module"] = 0,
 ) -> Draft:
     """The layer for multi-token prediction that a model was trained with, over the target's last states.
 
@@ -107,9 +108,9 @@ def mtp(
 
     Example: ``mtp(head=path/to/head, beam=4)`` with K = 16 verifies trees of 16 nodes.
     """
-    refuse_tree("mtp", beam, depth, max_draft, least)
+    refuse_tree("mtp", beam, depth, max_draft, least, leaves)
     reading = Reading.of(states=states, final=final, order=order, embedding=embedding)
-    return Mtp(env, head, reading, max_draft, beam, depth, least)
+    return Mtp(env, head, reading, max_draft, beam, depth, least, leaves)
 
 
 @hookimpl
