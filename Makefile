@@ -23,17 +23,18 @@ READY := .venv/.ready
 
 EAGLE := eagle(head=trained)
 EAGLE_TREE := eagle(head=trained, beam=4, depth=4)
+EAGLE_LEAVES := eagle(head=trained, weights=int8, leaves=4)
 MEDUSA := medusa(head_init=trained)
-WITH_MODEL := hybrid(sources='suffix, ngram, eagle(head=trained, weights=int8)')
+WITH_MODEL := hybrid(sources='suffix, ngram, $(EAGLE_LEAVES)')
 
 # What is worth its time on two cores, and the two ends of the scale.
 ARMS := ngram/match/goodput/15, suffix/match/goodput/15, hybrid/match/goodput/15, \
 	hybrid+eagle=$(WITH_MODEL)/match/budget/15, eagle=$(EAGLE)/match/goodput/8, \
-	eagle-tree=$(EAGLE_TREE)/match/fixed/8, medusa=$(MEDUSA)/match/goodput/4, \
+	eagle-leaves=$(EAGLE_LEAVES)/match/budget/15, medusa=$(MEDUSA)/match/goodput/4, \
 	oracle(0.8)/match/fixed/8, garbage/match/fixed/8
 
 ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fixed/8, suffix/match/goodput/15, \
-	suffix/block, suffix(branches=3)/tree_rejection/fixed/8, hybrid/match/goodput/15, $(WITH_MODEL)/rejection, \
+	suffix/block, suffix(branches=3)/tree_rejection/fixed/8, hybrid/match/goodput/15, $(WITH_MODEL)/tree_rejection/fixed/8, \
 	draft_model, draft_model/rejection, draft_model/block, tree/match/fixed/8, tree/tree_rejection/fixed/8, \
 	medusa, $(MEDUSA), $(MEDUSA)/rejection, medusa(head_init=trained, beam=3)/tree_rejection/fixed/12, \
 	eagle, $(EAGLE), $(EAGLE)/rejection, $(EAGLE)/block, $(EAGLE)/longest_prefix, $(EAGLE_TREE)/match/fixed/15, \
