@@ -60,14 +60,21 @@ class Price:
 
         Example: at the price above ``best([[0.7], [0.6]])`` is about ``(0.1, [1, 1])``
         """
-        rows = np.repeat(np.arange(len(chances)), [len(chain) for chain in chances])
-        brings = np.array(
-            [worth * chance for worth, chain in zip(self.worth, chances, strict=True) for chance in chain]
-        )
-        order = np.argsort(-brings, kind="stable")
-        gains = np.concatenate([[0.0], brings[order].cumsum()]) - self.cost[: len(order) + 1]
-        most = int(gains.argmax())
-        return float(gains[most]), np.bincount(rows[order[:most]], minlength=len(chances)).tolist()
+        # Lists, because numpy takes longer for as few numbers as the chains of some rows have.
+        worth, offers = self.worth.tolist(), list[tuple[float, int]]()
+        for row, chain in enumerate(chances):
+            offers += [(-worth[row] * chance, row) for chance in chain]
+        offers.sort()
+        cost = self.cost[: len(offers) + 1].tolist()
+        gain, most, brought = -cost[0], 0, 0.0
+        for number, (lost, _) in enumerate(offers, start=1):
+            brought -= lost
+            if brought - cost[number] > gain:
+                gain, most = brought - cost[number], number
+        counts = [0] * len(chances)
+        for _, row in offers[:most]:
+            counts[row] += 1
+        return gain, counts
 
 
 Ks = int | tuple[int, ...]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from specdec_plugins.asking import OwnRecord, goes_on
 from specdec_plugins.chain import Chain
 from specdec_plugins.entries import EntryDraft
 from specdec_plugins.growth import Forest, Growth, wanted
+from specdec_plugins.leaves import LeafedChain
 from specdec_plugins.reading import caught_up, of_path
 
 
@@ -139,7 +139,8 @@ class FeedbackDraft(EntryDraft):
         self._asked = min(k, self._depth) if self.branches else k
         self._forwards += self.calls(self._asked)
         steps = self._runtime.steps((self, context.kind, k))
-        return steps.part(self._tree if self.branches else self.chained, context, k, self._bound())
+        grown = self._tree if self._beam > 1 else self._leafed if self._leaves else self.chained
+        return steps.part(grown, context, k, self._bound())
 
     def calls(self, depth: int) -> int:
         """How often the head runs for proposals of this depth; the first one's state is known from ``observe``."""
@@ -152,9 +153,7 @@ class FeedbackDraft(EntryDraft):
         for index in range(k):
             token = chain.propose(self._head.logits(state)[:, None])
             if index + 1 < k:
-                window = Window(token, torch.full_like(token, -1), torch.ones_like(token[:, 0]))
-                state = self._entered(window, state[:, None], rows, longest + index)[:, 0]
-                self._arena.committed[rows] += 1
+                state = self._further(token, state, rows, longest + index)
         self._arena.committed[rows] -= k - 1
         return chain.window()
 
@@ -166,44 +165,50 @@ class FeedbackDraft(EntryDraft):
         if not any(rooms):
             return Window.root(context)
         self._begin(context)
-
-        def worth_a_forward(growth: Growth, depth: int) -> bool:
-            alive = growth.score.gather(1, growth.frontier)[:, 0].exp().tolist()
-            return goes_on(price, depth, [chance if room else 0.0 for chance, room in zip(alive, rooms, strict=True)])
-
-        growth, self._asked = self._leafed(context, min(self._depth, max(rooms)), self._bound(), worth_a_forward)
-        self._forwards += self._asked - 1
-        nodes = growth.score.exp().sort(dim=1, descending=True).values.tolist()
-        believed = self._asking.believed([row[:room] for row, room in zip(nodes, rooms, strict=True)])
-        counts = price.counts(believed)
+        rows, longest, deepest = slice(0, context.rows), self._bound(), min(self._depth, max(rooms))
+        state, chain = self._state[rows], LeafedChain(self._head.ids, self._leaves)
+        chain.grow(self._distribution(context, state[:, None], 0))
+        while chain.depth < deepest and goes_on(
+            price, chain.depth, [alive if room else 0.0 for alive, room in zip(chain.alive(), rooms, strict=True)]
+        ):
+            state = self._further(chain.tokens, state, rows, longest + chain.depth - 1)
+            chain.grow(self._distribution(context, state[:, None], chain.depth, chain.paths))
+        self._asked = chain.depth
+        self._arena.committed[rows] -= chain.depth - 1
+        self._forwards += chain.depth - 1
+        told = [
+            [chance for chance in nodes if chance >= self._least][:room]
+            for nodes, room in zip(chain.chances(), rooms, strict=True)
+        ]
+        counts = price.counts(self._asking.believed(told))
         for row, count in enumerate(counts):
             if rooms[row]:
-                self._asking.told(row, lengths[row], sum(nodes[row][:count]))
-        [limits] = uploaded(context.tokens.device, np.array(counts, dtype=np.int64))
-        return growth.window(replace(context, max_proposals=limits), max(counts), self._least)
+                self._asking.told(row, lengths[row], sum(told[row][:count]))
+        return chain.window(context, counts)
 
-    def _leafed(
-        self, context: Context, depth: int, longest: int, further: Callable[[Growth, int], bool]
-    ) -> tuple[Growth, int]:
-        """A chain of the likeliest tokens with others beside each, and its depth: at most ``depth``, and no deeper than
-        ``further`` says."""
-        rows, made = slice(0, context.rows), 1
+    def _further(self, token: Tensor, state: Tensor, rows: slice, longest: int) -> Tensor:
+        """The estimate [B, F] behind a chain's next token int64 [B, 1], from the state [B, F] before it.
+
+        In place: the token's entry is committed.
+        """
+        window = Window(token, torch.full_like(token, -1), torch.ones_like(token[:, 0]))
+        state = self._entered(window, state[:, None], rows, longest)[:, 0]
+        self._arena.committed[rows] += 1
+        return state
+
+    def _leafed(self, context: Context, k: int, longest: int) -> Window:
+        """A chain of the likeliest tokens with others beside each: its ``k`` likeliest nodes."""
+        rows, depth = slice(0, context.rows), min(k, self._depth)
         state = self._state[rows]
-        growth = Growth(self._distribution(context, state[:, None], 0)[:, 0], self._head.ids, 1, leaves=self._leaves)
-        while made < depth and further(growth, made):
-            token = growth.paths[:, 0, -1:]
-            window = Window(token, torch.full_like(token, -1), torch.ones_like(token[:, 0]))
-            state = self._entered(window, state[:, None], rows, longest + made - 1)[:, 0]
-            self._arena.committed[rows] += 1
+        first = self._distribution(context, state[:, None], 0)[:, 0]
+        growth = Growth(first, self._head.ids, 1, leaves=self._leaves)
+        for made in range(1, depth):
+            state = self._further(growth.paths[:, 0, -1:], state, rows, longest + made - 1)
             growth.expand(self._distribution(context, state[:, None], made, growth.paths))
-            made += 1
-        self._arena.committed[rows] -= made - 1
-        return growth, made
+        self._arena.committed[rows] -= depth - 1
+        return growth.window(context, k, self._least)
 
     def _tree(self, context: Context, k: int, longest: int) -> Window:
-        if self._beam == 1:
-            grown, _ = self._leafed(context, min(k, self._depth), longest, lambda *_: True)
-            return grown.window(context, k, self._least)
         rows = slice(0, context.rows)
         state = self._state[rows]
         first = self._distribution(context, state[:, None], 0)[:, 0]
