@@ -400,7 +400,7 @@ class Cpu(Reference):
         )
 
     def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
-        """Copies the path's cells to a buffer, then writes them; cells that stay in place are not written."""
+        """Copies the cells that move to a buffer, then writes them; those that stay in place are not read."""
         rows, heads, _, size = keys.shape
         source, target = source.contiguous(), target.contiguous()
         self._lib.specdec_kv_compact(

@@ -32,7 +32,7 @@ extern "C" void specdec_kv_append(
                     memcpy(to[side].at(b, h, cells[b * width + w]), from[side].at(b, h, w), size * item);
 }
 
-// In place: copies cells source[b, :] to cells target[b, :]; all are read before any is written.
+// In place: copies cells source[b, :] to cells target[b, :]; all that move are read before any is written.
 extern "C" void specdec_kv_compact(
     void* keys, void* values, const int64_t* source, const int64_t* target, long batch, long heads, long depth,
     long items, long item, long keys_batch, long keys_head, long keys_cell, long values_batch, long values_head,
@@ -45,7 +45,8 @@ extern "C" void specdec_kv_compact(
         for (long b = 0; b < batch; b++) {
             const int64_t *from = source + b * depth, *to = target + b * depth;
             for (long h = 0; h < heads; h++) {
-                for (long i = 0; i < depth; i++) memcpy(&held[i * size], view.at(b, h, from[i]), size);
+                for (long i = 0; i < depth; i++)
+                    if (from[i] != to[i]) memcpy(&held[i * size], view.at(b, h, from[i]), size);
                 for (long i = 0; i < depth; i++)
                     if (from[i] != to[i]) memcpy(view.at(b, h, to[i]), &held[i * size], size);
             }
