@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -51,15 +51,16 @@ class LeafedChain:
         return torch.cat(self._drawn, dim=1)[:, None]
 
     def grow(self, distribution: Tensor) -> None:
-        """Add a depth, from log-probabilities [B, 1, D] after the chain's last token."""
+        """Add a depth, from log-probabilities [B, 1, D] after the chain's last token; NaN is no chance."""
         top = distribution[:, 0].topk(min(self._children, distribution.shape[2]), dim=1)
         found = top.indices if self._ids is None else self._ids[top.indices]
+        kept = top.values.nan_to_num(-inf).exp()
         self._drawn.append(found[:, :1])
         self._nodes = self._nodes or [[] for _ in range(len(found))]
-        for nodes, tokens, logs in zip(self._nodes, found.tolist(), top.values.tolist(), strict=True):
+        for nodes, tokens, chances in zip(self._nodes, found.tolist(), kept.tolist(), strict=True):
             last = self._last
             alive = nodes[last].chance if last >= 0 else 1.0
-            nodes += [Node(alive * exp(log), token, last) for token, log in zip(tokens, logs, strict=True)]
+            nodes += [Node(alive * chance, token, last) for token, chance in zip(tokens, chances, strict=True)]
         self._width = found.shape[1]
         self.depth += 1
 

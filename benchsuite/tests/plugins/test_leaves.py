@@ -46,3 +46,15 @@ def test_a_chain_with_leaves_is_the_tree_that_a_beam_of_one_grows(
     assert chain.chances() == [pytest.approx(row) for row in due.tolist()]
     alive = math.prod(float(distribution[0, 0].max().exp()) for distribution in each)
     assert chain.alive()[0] == pytest.approx(alive)
+
+
+def test_what_a_head_cannot_compute_has_no_chance() -> None:
+    """A row of NaN beside one of numbers: no node of it is worth anything, and its window has none."""
+    chain = LeafedChain(None, 2)
+    for _ in range(2):
+        chain.grow(torch.stack([torch.full((1, 4), torch.nan), torch.zeros(1, 4)]).log_softmax(-1))
+    ill, well = chain.chances()
+    assert (set(ill), chain.alive()[0]) == ({0.0}, 0.0)
+    assert well[0] == pytest.approx(0.25)
+    rows = context(Reference(), torch.tensor([11, 12]))
+    assert chain.window(rows, [0, 6]).width.tolist() == [1, 7]
