@@ -155,7 +155,8 @@ class Draft(Interface, ABC):
 
     def chances(self, row: int) -> Sequence[float]:
         """Of each token of the continuation that ``look_up`` gave last of this row, the chance that it is kept with all
-        before it; called only with ``looks_up`` and ``heeds_price``, in a step that has a price. Default: none."""
+        before it; of a draft that does not look up, of each depth of what it would propose. Called only with
+        ``heeds_price``, in a step that has a price. Default: none."""
         return ()
 
     def extend(self, context: Context, window: Window, most: int) -> tuple[Tensor, Tensor]:

@@ -125,7 +125,8 @@ def allowed_price(price: object, rows: int, most: int, owner: str) -> Price | No
     if (
         not isinstance(price, Price)
         or any(not _numbers(getattr(price, part), size) for part, size in sizes.items())
-        or not _numbers(price.forwards, max(1, np.size(price.forwards)))
+        or not isinstance(price.forwards, np.ndarray)
+        or not _numbers(price.forwards, max(1, price.forwards.size))
     ):
         raise SpecdecError(
             f"the controller {owner} has the slot_price {price!r}; expected None, or a specdec.lengths.Price of "

@@ -13,59 +13,51 @@ AS_LIKELY_AS_NOT = 0.5
 """The chance of the next proposal behind those that are kept, before the model has been asked for it."""
 
 
-class OwnRecord:
+class OwnRecord(TrackRecord):
     """What a draft knows of its rows, and of itself: what came of its proposals, and what it had said of them.
-
-    Rows and lengths are the host's (``Context.length_host``).
 
     Example::
 
         record = OwnRecord()
-        if any(rooms := record.rooms(price, [10], [4], depth=3)):  # row 0 has 10 tokens and room for 4 proposals
-            chances = record.believed([[0.8, 0.5, 0.1]])  # of the nodes of its tree, the likeliest first
-            record.told(0, 10, 0.8 + 0.5)  # two of them are proposed
+        if any(rooms := record.rooms(price, [4], depth=3)):  # row 0 has room for 4 proposals
+            chances = record.believed([0.8, 0.5, 0.1])  # of the nodes of its tree, the likeliest first
+            record.told(0, 3, 0.8 + 0.5)  # two of them are proposed
+        record.came([1])  # in every step: one was kept
     """
 
     def __init__(self) -> None:
-        self._record, self._true = TrackRecord(), ComeTrue()
+        super().__init__()
+        self._true = ComeTrue()
         self._told: dict[int, tuple[int, float]] = {}
 
-    def drop(self, row: int) -> None:
-        """Another text is in the row, or none."""
-        self._record.drop(row)
-        self._told.pop(row, None)
-
-    def move(self, source: int, row: int) -> None:
-        """The text of ``source`` goes on in ``row``."""
-        self.drop(row)
-        self._record.move(source, row)
-        if source in self._told:
-            self._told[row] = self._told.pop(source)
-
-    def rooms(self, price: Price, lengths: Sequence[int], rooms: Sequence[int], depth: int) -> list[int]:
+    def rooms(self, price: Price, rooms: Sequence[int], depth: int) -> list[int]:
         """Those of ``rooms`` in which proposals are worth a question, by what came of those before; 0 for the others.
 
-        To be called once a step. ``depth``: how many forwards a question may cost.
+        ``depth``: how many forwards a question may cost.
         """
-        self._record.seen(lengths)
-        for row, length in enumerate(lengths):
-            before, told = self._told.pop(row, (length, 0.0))
-            if told:
-                self._true.seen(told, float(length - before - 1))
-        drafted = [self._record.chances(row, min(room, depth)) if room else [] for row, room in enumerate(rooms)]
+        drafted = [self.chances(row, min(room, depth)) if room else [] for row, room in enumerate(rooms)]
         _, asked = of_either(price, [()] * len(rooms), drafted, range(depth + 1))
-        for row, (length, count) in enumerate(zip(lengths, asked, strict=True)):
-            if count:
-                self._record.asked(row, length, min(rooms[row], depth))
         return [room if count else 0 for room, count in zip(rooms, asked, strict=True)]
 
-    def believed(self, chances: Sequence[Sequence[float]]) -> list[list[float]]:
+    def believed(self, chances: Sequence[float]) -> list[float]:
         """The chances that a model gives its proposals, as far as such chances have come true."""
-        return [[self._true.chance(chance) for chance in row] for row in chances]
+        return [self._true.chance(chance) for chance in chances]
 
-    def told(self, row: int, length: int, tokens: float) -> None:
-        """The sum of the chances that the model gives what it proposes behind ``length`` tokens of a row."""
-        self._told[row] = length, tokens
+    def told(self, row: int, depth: int, tokens: float) -> None:
+        """The row is asked in this step: how deep it may go, and the sum of the chances of what is proposed."""
+        self._told[row] = depth, tokens
+
+    def came(self, kept: Sequence[int]) -> None:
+        """How many proposals each row has kept, whoever made them; to be called in every step."""
+        self.stepped(bool(self._told))
+        for row, count in enumerate(kept):
+            if row in self._told:
+                depth, tokens = self._told[row]
+                self.judge(row, depth, count)
+                self._true.seen(tokens, count)
+            else:
+                self.rest(row)
+        self._told.clear()
 
 
 def goes_on(price: Price, forwards: int, alive: Sequence[float]) -> bool:

@@ -142,6 +142,10 @@ class FeedbackDraft(EntryDraft):
         grown = self._tree if self._beam > 1 else self._leafed if self._leaves else self.chained
         return steps.part(grown, context, k, self._bound())
 
+    def chances(self, row: int) -> Sequence[float]:
+        """Of each depth of what it would propose in the row, by what came of its proposals before."""
+        return self._asking.chances(row, self._depth)
+
     def calls(self, depth: int) -> int:
         """How often the head runs for proposals of this depth; the first one's state is known from ``observe``."""
         return depth - 1
@@ -159,18 +163,20 @@ class FeedbackDraft(EntryDraft):
 
     def _worth_it(self, context: Context, price: Price) -> Window:
         """A tree of what is worth its slots, as deep as a forward is worth what it brings; it may be nothing."""
-        lengths = context.length_host.tolist()
         given = [min(room, self._most or room) for room in context.max_proposals_host.tolist()]
-        rooms = self._asking.rooms(price, lengths, given, min(self._depth, max(given)))
+        rooms = self._asking.rooms(price, given, min(self._depth, max(given)))
         if not any(rooms):
             return Window.root(context)
         self._begin(context)
         rows, longest, deepest = slice(0, context.rows), self._bound(), min(self._depth, max(rooms))
         state, chain = self._state[rows], LeafedChain(self._head.ids, self._leaves)
         chain.grow(self._distribution(context, state[:, None], 0))
-        while chain.depth < deepest and goes_on(
-            price, chain.depth, [alive if room else 0.0 for alive, room in zip(chain.alive(), rooms, strict=True)]
-        ):
+        asked = [float(room > 0) for room in rooms]
+
+        def alive() -> list[float]:
+            return [one * chance for one, chance in zip(asked, self._asking.believed(chain.alive()), strict=True)]
+
+        while chain.depth < deepest and goes_on(price, chain.depth, alive()):
             state = self._further(chain.tokens, state, rows, longest + chain.depth - 1)
             chain.grow(self._distribution(context, state[:, None], chain.depth, chain.paths))
         self._asked = chain.depth
@@ -180,10 +186,10 @@ class FeedbackDraft(EntryDraft):
             [chance for chance in nodes if chance >= self._least][:room]
             for nodes, room in zip(chain.chances(), rooms, strict=True)
         ]
-        counts = price.counts(self._asking.believed(told))
-        for row, count in enumerate(counts):
-            if rooms[row]:
-                self._asking.told(row, lengths[row], sum(told[row][:count]))
+        counts = price.counts([self._asking.believed(nodes) for nodes in told])
+        for row, (room, count) in enumerate(zip(rooms, counts, strict=True)):
+            if room:
+                self._asking.told(row, min(room, self._depth), sum(told[row][:count]))
         return chain.window(context, counts)
 
     def _further(self, token: Tensor, state: Tensor, rows: slice, longest: int) -> Tensor:
@@ -233,6 +239,8 @@ class FeedbackDraft(EntryDraft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """Compute new entries from the target's hidden states of the accepted slots and the tokens after them."""
         assert hidden is not None
+        if self.heeds_price:
+            self._asking.came(verdict.num_accepted.tolist())
         size, asked, self._asked_now = verdict.path.shape[1], self._asked_now, False
         if not asked:
             self._put_off(*_followed(window, verdict, hidden, size), verdict.num_accepted + 1)

@@ -58,21 +58,28 @@ class TrackRecord:
 
     def asked(self, row: int, length: int, proposals: int) -> None:
         """So many proposals are made behind ``length`` tokens of the row."""
-        self._asked[row], self._unasked = (length, proposals), 0
+        self._asked[row] = length, proposals
 
     def seen(self, lengths: Sequence[int]) -> None:
         """The rows have so many tokens now; to be called once a step, before ``asked``."""
-        self._unasked += 1
+        self.stepped(bool(self._asked))
         for row, length in enumerate(lengths):
-            self._judge(row, length)
+            if row in self._asked:
+                before, proposals = self._asked.pop(row)
+                self.judge(row, proposals, length - before - 1)
+            else:
+                self.rest(row)
 
-    def _judge(self, row: int, length: int) -> None:
-        own = self._own[row]
-        if row not in self._asked:
-            own.faded(KEEP_UNASKED)
-            return
-        before, proposals = self._asked.pop(row)
-        kept = length - before - 1
+    def stepped(self, asked: bool) -> None:
+        """A step has ended in which some row was asked, or none."""
+        self._unasked = 0 if asked else self._unasked + 1
+
+    def judge(self, row: int, proposals: int, kept: int) -> None:
+        """Of so many proposals of a row, one behind the other, the first ``kept`` were kept."""
         for depth in range(1, proposals + 1):
-            for chances in (own, self._all):
+            for chances in (self._own[row], self._all):
                 chances.seen(depth, float(kept >= depth), float(kept >= depth - 1))
+
+    def rest(self, row: int) -> None:
+        """The row was not asked in a step."""
+        self._own[row].faded(KEEP_UNASKED)

@@ -358,6 +358,7 @@ def test_a_draft_that_heeds_a_price_with_what_it_drew_is_refused(assemble: Make)
         *(("hybrid(extend=True)", "match", False), ("hybrid(merge=True)", "match", False), (None, "match", False)),
         *(("suffix(branches=2)", "match", False), ("suffix", "rejection", True)),
         *((f"hybrid({WITH_MODEL})", "match", True), (f"hybrid({WITH_MODEL})", "rejection", False)),
+        ("hybrid(sources='ngram, tree(beam=2, depth=2)')", "match", False),
     ],
 )
 def test_a_draft_heeds_prices_if_it_knows_its_chances_and_draws_nothing(
@@ -537,6 +538,10 @@ def test_a_price_of_other_sizes_or_without_numbers_is_refused(cost: Any, worth: 
     for price in (Price(cost, worth), np.zeros((2, 4)), 3.0):
         with pytest.raises(SpecdecError, match=re.compile(said, re.DOTALL)):
             allowed_price(price, 2, 4, "Theirs")
+    others: tuple[Any, ...] = (torch.zeros(2), [0.0], [[1], [2, 3]], None, 0.1, np.zeros(0), np.array([np.nan]))
+    for forwards in others:
+        with pytest.raises(SpecdecError, match=re.compile(said, re.DOTALL)):
+            allowed_price(Price(np.zeros(9), np.ones(2), forwards), 2, 4, "Theirs")
     assert allowed_price(None, 2, 4, "Theirs") is None
     given = Price(np.zeros(9), np.ones(2))
     assert allowed_price(given, 2, 4, "Theirs") is given

@@ -52,7 +52,7 @@ class Hybrid(Draft):
         self,
         env: Env,
         sources: Annotated[str, "drafts in order of preference, separated by commas"] = "suffix, ngram",
-        model_k: Annotated[int, "most proposals of a source that is not a lookup"] = 4,
+        model_k: Annotated[int, "most proposals of a source that is not a lookup, unless it heeds a price itself"] = 4,
         extend: Annotated[bool, "a source goes on behind the last proposal of another"] = False,
         merge: Annotated[bool, "what all sources propose is one tree"] = False,
         slots: Annotated[int, "extend and merge: proposals to fill; 0: what the forward's measured cost allows"] = 0,
@@ -90,9 +90,11 @@ class Hybrid(Draft):
         self._takes = [*range(model_k + 1)]  # its forwards in a step, by the depth of its proposals: one each, or fewer
         self._begun: tuple[int, int] | None = None  # this depth in the step that runs, and its forwards before
         self.looks_up = not self._rest and not extend
-        self.heeds_price = not merge and not extend and all(draft.heeds_price for draft in self._lookups)
         self.branches = merge or any(draft.branches for draft in self._rest)
-        self._spends = any(draft.heeds_price for draft in self._rest)  # the last source knows its chances better
+        self._spends = any(draft.heeds_price for draft in self._rest)  # the last source heeds a price itself
+        # Of a tree nobody else knows how many proposals make a depth.
+        self.heeds_price = all(draft.heeds_price for draft in self._lookups) and not (merge or extend)
+        self.heeds_price &= self._spends or not self.branches
         self._taps, self._asked = Taps.of(drafts), [Taps.of([draft]) for draft in drafts]
         self.needs_hidden, self.hidden_layers = self._taps.final, self._taps.layers
         self.needs_logits = any(draft.needs_logits for draft in drafts)
@@ -176,7 +178,7 @@ class Hybrid(Draft):
         self._drafted = False
         found: Found = [self.look_up(context, row) for row in range(context.rows)]
         few = context.max_proposals_host.clip(max=self._model_k if self._rest else 0)
-        if self.heeds_price and self._rest:
+        if self.heeds_price and self._rest and not self._spends:
             self._record.seen(context.length_host.tolist())
         if self.heeds_price and context.price is not None:
             found, few = self._worth_it(context, context.price, found, few)
@@ -206,11 +208,13 @@ class Hybrid(Draft):
 
     def _worth_it(self, context: Context, price: Price, found: Found, few: Counts) -> tuple[Found, Counts]:
         """What rows take of what was found, and how many proposals of the last source, of at most ``few`` [B] each."""
-        drafted = [self._record.chances(row, most) if most else [] for row, most in enumerate(few.tolist())]
+        drafted = [
+            self._rest[0].chances(row)[:most] if self._spends else self._record.chances(row, most) if most else []
+            for row, most in enumerate(few.tolist())
+        ]
         taken, asked = of_either(price, chances_of(self, found), drafted, self._takes)
-        made = [len(chain) if count and self._spends else count for chain, count in zip(drafted, asked, strict=True)]
-        for row, count in enumerate(made):
-            if count:
+        for row, count in enumerate(asked):
+            if count and not self._spends:
                 self._record.asked(row, int(context.length_host[row]), count)
         rooms = context.max_proposals_host if self._spends else np.array(asked)
         return beginnings(found, taken), np.where(np.array(asked) > 0, rooms, 0)
