@@ -47,9 +47,14 @@ class OwnRecord(TrackRecord):
         """The row is asked in this step: how deep it may go, and the sum of the chances of what is proposed."""
         self._told[row] = depth, tokens
 
+    @property
+    def waits(self) -> bool:
+        """Whether some row was asked in this step."""
+        return bool(self._told)
+
     def came(self, kept: Sequence[int]) -> None:
         """How many proposals each row has kept, whoever made them; to be called in every step."""
-        self.stepped(bool(self._told))
+        self.stepped(self.waits)
         for row, count in enumerate(kept):
             if row in self._told:
                 depth, tokens = self._told[row]

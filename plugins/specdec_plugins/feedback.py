@@ -240,7 +240,8 @@ class FeedbackDraft(EntryDraft):
         """Compute new entries from the target's hidden states of the accepted slots and the tokens after them."""
         assert hidden is not None
         if self.heeds_price:
-            self._asking.came(verdict.num_accepted.tolist())
+            unread = [0] * len(verdict.next)
+            self._asking.came(verdict.num_accepted.tolist() if self._asking.waits else unread)
         size, asked, self._asked_now = verdict.path.shape[1], self._asked_now, False
         if not asked:
             self._put_off(*_followed(window, verdict, hidden, size), verdict.num_accepted + 1)
