@@ -31,6 +31,11 @@ class Price:
     worth: Numbers
     forwards: Numbers = field(default_factory=lambda: np.zeros(1))
 
+    @property
+    def slot(self) -> float:
+        """What a proposal costs on average."""
+        return float(self.cost[-1]) / max(1, len(self.cost) - 1)
+
     def drafting(self, forwards: int) -> float:
         """What so many forwards of the draft's own model cost.
 
@@ -61,10 +66,8 @@ class Price:
         Example: at the price above ``best([[0.7], [0.6]])`` is about ``(0.1, [1, 1])``
         """
         # Lists, because numpy takes longer for as few numbers as the chains of some rows have.
-        worth, offers = self.worth.tolist(), list[tuple[float, int]]()
-        for row, chain in enumerate(chances):
-            offers += [(-worth[row] * chance, row) for chance in chain]
-        offers.sort()
+        each = enumerate(zip(self.worth.tolist(), chances, strict=True))
+        offers = sorted((-worth * chance, row) for row, (worth, chain) in each for chance in chain)
         cost = self.cost[: len(offers) + 1].tolist()
         gain, most, brought = -cost[0], 0, 0.0
         for number, (lost, _) in enumerate(offers, start=1):

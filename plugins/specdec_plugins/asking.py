@@ -70,6 +70,6 @@ def goes_on(price: Price, forwards: int, alive: Sequence[float]) -> bool:
 
     Example: where slots cost nothing and a forward a tenth of a token, 0.2 is the least chance of a single row.
     """
-    slot = float(price.cost[-1]) / max(1, len(price.cost) - 1)
+    slot = price.slot
     gains = (worth * chance * AS_LIKELY_AS_NOT - slot for worth, chance in zip(price.worth, alive, strict=True))
     return bool(sum(gain for gain in gains if gain > 0) > price.drafting(forwards + 1) - price.drafting(forwards))

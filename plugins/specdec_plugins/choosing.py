@@ -22,7 +22,7 @@ def of_either(
     Example: where slots cost nothing and a forward a tenth of a token, ``of_either(price, [[0.3], []], [[0.6, 0.4],
     [0.5, 0.2]], [0, 1, 2])`` is ``([0, 0], [2, 2])``.
     """
-    slot = float(price.cost[-1]) / max(1, len(price.cost) - 1)
+    slot = price.slot
 
     def brings(chain: Chain, worth: float) -> float:
         return sum(max(0.0, worth * chance - slot) for chance in chain)

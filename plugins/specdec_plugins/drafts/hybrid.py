@@ -184,7 +184,7 @@ class Hybrid(Draft):
             found, few = self._worth_it(context, context.price, found, few)
         elif not self._merge:
             few = np.where([bool(paths) for paths in found], 0, few)
-        drafted = self._last(context, few, sum(len(path) for paths in found for path in paths)) if few.any() else None
+        drafted = self._last(context, few, found) if few.any() else None
         window = self._merged(context, found, drafted) if self._merge else self._chained(context, found, drafted)
         return self._extended(context, window, found, drafted is not None) if self._extender else window
 
@@ -208,10 +208,8 @@ class Hybrid(Draft):
 
     def _worth_it(self, context: Context, price: Price, found: Found, few: Counts) -> tuple[Found, Counts]:
         """What rows take of what was found, and how many proposals of the last source, of at most ``few`` [B] each."""
-        drafted = [
-            self._rest[0].chances(row)[:most] if self._spends else self._record.chances(row, most) if most else []
-            for row, most in enumerate(few.tolist())
-        ]
+        known = self._rest[0].chances if self._spends else lambda row: self._record.chances(row, self._model_k)
+        drafted = [known(row)[:most] if most else [] for row, most in enumerate(few.tolist())]
         taken, asked = of_either(price, chances_of(self, found), drafted, self._takes)
         for row, count in enumerate(asked):
             if count and not self._spends:
@@ -222,10 +220,12 @@ class Hybrid(Draft):
     def _forwards(self) -> int:
         return self._rest[0].info().get("draft_forwards", 0)
 
-    def _last(self, context: Context, few: Counts, looked: int) -> Window:
-        """The last source's window, with at most ``few`` [B] proposals of each row, behind ``looked`` of other rows."""
+    def _last(self, context: Context, few: Counts, found: Found) -> Window:
+        """The last source's window, with at most ``few`` [B] proposals of each row, behind what others ``found``."""
         self._begun = None if self._spends else (int(few.max()), self._forwards())
-        price = context.price.behind(looked) if context.price and self._spends else None
+        price = None
+        if context.price is not None and self._spends:
+            price = context.price.behind(sum(len(path) for paths in found for path in paths))
         # Where it stays: a part that the last source has recorded reads it there.
         [most] = uploaded(context.tokens.device, few)
         stays = self._few[: context.rows].copy_(most)
